@@ -1,0 +1,1 @@
+"""The library of the Distributed Training Workbook. Floors and contracts: see the README."""
