@@ -1,0 +1,80 @@
+"""Where a rank is, written down twenty times a second, so that it is known even when the rank is killed.
+
+The blackboard is a small file shared with the launcher: the line the rank's main thread is at, and the communication
+call it is in. A rank that dies by SIGKILL can say nothing; its blackboard still tells where it was a moment before.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import mmap
+import os
+import sys
+import threading
+import time
+
+from .record import Recorder, decode, encode, own_line
+from .report import Frame, Op
+
+_BYTES = 8192
+_PERIOD_S = 0.05
+_COUNT = 4  # bytes of the length that leads the text
+
+
+class Beacon:
+    """Publishes this process's place. `start()` once; `now(frame)` to publish a place at once."""
+
+    def __init__(self, path: str, recorder: Recorder):
+        with open(path, "r+b") as file:
+            file.truncate(_BYTES)
+            self._board = mmap.mmap(file.fileno(), _BYTES)
+        self._recorder = recorder
+        self._main = threading.get_ident()
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, daemon=True, name="beacon").start()
+        # The two ways a process ends itself between two beats, without a word.
+        sys.addaudithook(self._audit)
+        leave = os._exit
+
+        def leave_seen(status: int) -> None:
+            self.now()
+            leave(status)
+
+        os._exit = leave_seen
+
+    def _audit(self, event: str, args: tuple) -> None:
+        if event == "os.kill" and args[0] == os.getpid():
+            self.now()
+
+    def _run(self) -> None:
+        while True:
+            self.now()
+            time.sleep(_PERIOD_S)
+
+    def now(self) -> None:
+        frame = own_line(sys._current_frames().get(self._main))
+        op = None
+        if self._recorder.current is not None:
+            op, waits = self._recorder.current
+            if waits is not None:
+                op = copy.copy(op)
+                op.waits = waits
+        place = None if frame is None else [frame.file, frame.line, frame.function]
+        text = json.dumps([place, None if op is None else encode(op).decode()]).encode()
+        if len(text) <= _BYTES - _COUNT:
+            self._board[:_COUNT] = bytes(_COUNT)  # a reader never sees half a text
+            self._board[_COUNT : _COUNT + len(text)] = text
+            self._board[:_COUNT] = len(text).to_bytes(_COUNT, "little")
+
+
+def read(path: str) -> tuple[Frame | None, Op | None]:
+    """The line a rank was last seen at, and the communication call it was in."""
+    with open(path, "rb") as file:
+        board = file.read(_BYTES)
+    size = int.from_bytes(board[:_COUNT], "little")
+    if not size:
+        return None, None
+    place, op = json.loads(board[_COUNT : _COUNT + size])
+    return place and Frame(*place), op and decode(op.encode())

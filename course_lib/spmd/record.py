@@ -1,0 +1,310 @@
+"""Record what a rank asks of torch.distributed: which call, on which group, with which tensor, from which line.
+
+`install()` wraps the public functions of torch.distributed in this process (always a rank's process, never the notebook's).
+Every call then leaves three traces:
+- the call in progress, in memory; `beacon.py` publishes it, so that it can be read when the rank hangs or dies;
+- collectives, one line each, in a log that outlives the process, so that the ranks can be compared afterwards;
+- a span on the timeline, and bytes and calls in `traffic()`.
+The cost is about five microseconds a call. Collectives that C++ code issues itself (DDP's reducer, functional collectives) do
+not pass here; their waits show in the stack instead.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import os
+import sys
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from ..timeline import spans
+from .report import Frame, Op, is_library, is_machinery
+
+
+@dataclass(frozen=True)
+class _Call:
+    """How to read the arguments of one function of torch.distributed."""
+
+    tensor: str | None = None  # the argument whose shape and dtype must agree (a tensor or a list of tensors)
+    root: str | None = None  # the argument that names the root
+    peer: str | None = None  # the argument that names the other rank of a point-to-point call
+    splits: bool = False
+    sends: bool = False
+
+
+_CALLS: dict[str, _Call] = {
+    "all_reduce": _Call("tensor"),
+    "broadcast": _Call("tensor", root="src"),
+    "reduce": _Call("tensor", root="dst"),
+    "all_gather": _Call("tensor"),
+    "all_gather_into_tensor": _Call("input_tensor"),
+    "all_gather_single": _Call("input_tensor"),
+    "gather": _Call("tensor", root="dst"),
+    "scatter": _Call("tensor", root="src"),
+    "reduce_scatter": _Call("output"),
+    "reduce_scatter_tensor": _Call("output"),
+    "reduce_scatter_single": _Call("output"),
+    "all_to_all": _Call("input_tensor_list"),
+    "all_to_all_single": _Call("input", splits=True),
+    "barrier": _Call(),
+    "monitored_barrier": _Call(),
+    "broadcast_object_list": _Call(root="src"),
+    "all_gather_object": _Call(),
+    "gather_object": _Call(root="dst"),
+    "scatter_object_list": _Call(root="src"),
+    "new_group": _Call(),
+    "send": _Call("tensor", peer="dst", sends=True),
+    "recv": _Call("tensor", peer="src"),
+    "isend": _Call("tensor", peer="dst", sends=True),
+    "irecv": _Call("tensor", peer="src"),
+    "send_object_list": _Call(peer="dst", sends=True),
+    "recv_object_list": _Call(peer="src"),
+}
+# Their tensors may differ in size from rank to rank.
+_UNEVEN = {"all_to_all", "all_to_all_single"}
+
+
+@dataclass
+class Traffic:
+    """What this rank moved while `traffic()` was on. Bytes of payload, without headers."""
+
+    sent: int = 0
+    received: int = 0
+    messages: int = 0
+    calls: Counter[str] = field(default_factory=Counter)
+    collective_bytes: Counter[str] = field(default_factory=Counter)
+
+    def add(self, op: Op, size: int, sends: bool) -> None:
+        if not op.point_to_point:
+            self.calls[op.name] += 1
+            self.collective_bytes[op.name] += size
+        elif sends:
+            self.sent += size
+            self.messages += 1
+        else:
+            self.received += size
+
+
+class Recorder:
+    """The traces of this process."""
+
+    def __init__(self, log: int):
+        self._log = log
+        self._counts: Counter[str] = Counter()  # collectives so far, by group
+        self._groups: dict[int, tuple[tuple[int, ...], str]] = {}  # by id: (global ranks, key)
+        self._pending: weakref.WeakKeyDictionary[dist.Work, Op] = weakref.WeakKeyDictionary()
+        self._inside = False  # a call: what it calls itself is not the reader's
+        self.current: tuple[Op, Frame | None] | None = None  # the call in progress, and the line that waits for it
+        self.failed: tuple[BaseException, Op] | None = None  # the last exception that came out of a call
+        self.traffics: list[Traffic] = []
+
+    def _group(self, group: dist.ProcessGroup | None) -> tuple[tuple[int, ...], str]:
+        group = group or dist.group.WORLD
+        known = self._groups.get(id(group))
+        if known is None:
+            members = tuple(dist.get_process_group_ranks(group))
+            # The nth group of the same members: the same key on every rank, whatever other groups it is in.
+            nth = sum(ranks == members for ranks, _ in self._groups.values())
+            known = self._groups[id(group)] = (members, f"{','.join(map(str, members))}#{nth}")
+        return known
+
+    def _read(self, name: str, call: _Call, args: dict[str, Any], frame: Frame) -> Op:
+        members, key = self._group(None if name == "new_group" else args.get("group"))
+        tensor = args.get(call.tensor) if call.tensor else None
+        if isinstance(tensor, list | tuple) and tensor:
+            tensor = tensor[0]
+        shape = dtype = splits = None
+        if isinstance(tensor, torch.Tensor):
+            shape, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+        if call.splits:
+            splits = (_sizes(args.get("input_split_sizes")), _sizes(args.get("output_split_sizes")))
+        elif name == "new_group":
+            shape, dtype = _sizes(args.get("ranks")), "ranks"  # every rank must ask for the same members
+        reduce = str(args.get("op", dist.ReduceOp.SUM)).rsplit(".", 1)[-1] if "reduce" in name else None
+        index = -1
+        if call.peer is None:
+            index = self._counts[key]
+            self._counts[key] += 1
+        root, peer = _global(args, call.root, members), _global(args, call.peer, members)
+        return Op(name, members, key, index, shape, dtype, frame, root, peer, reduce, splits, time.monotonic_ns())
+
+    def wrap(self, name: str, call: _Call, function: Callable) -> Callable:
+        names = tuple(inspect.signature(function).parameters)
+
+        @functools.wraps(function)
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            if self._inside or not dist.is_initialized():
+                return function(*args, **kwargs)
+            arguments = dict(zip(names, args, strict=False)) | kwargs
+            if arguments.get("group") is dist.GroupMember.NON_GROUP_MEMBER:
+                return function(*args, **kwargs)  # torch warns and ignores it
+            op = self._read(name, call, arguments, _caller())
+            if self.traffics:
+                size = _bytes(arguments.get(call.tensor))
+                for traffic in self.traffics:
+                    traffic.add(op, size, call.sends)
+            if not op.point_to_point:
+                os.write(self._log, encode(op) + b"\n")
+            work = self._in(op, None, function, args, kwargs)
+            if isinstance(work, dist.Work):
+                self._pending[work] = op
+                if not op.point_to_point:
+                    _span_when_done(work, op)
+            return work
+
+        return recorded
+
+    def wrap_wait(self, wait: Callable) -> Callable:
+        @functools.wraps(wait)
+        def recorded(work: dist.Work, *args: Any, **kwargs: Any) -> Any:
+            op = None if self._inside else self._pending.get(work)
+            if op is None:
+                return wait(work, *args, **kwargs)
+            return self._in(op, _caller(), wait, (work, *args), kwargs)
+
+        return recorded
+
+    def _in(self, op: Op, waits: Frame | None, function: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Call the function, known to be in `op` as long as it lasts."""
+        self.current = (op, waits)
+        self._inside = True
+        start = time.monotonic_ns()
+        try:
+            return function(*args, **kwargs)
+        except BaseException as error:
+            self.failed = (error, op)
+            raise
+        finally:
+            self._inside = False
+            self.current = None
+            spans.record(op.name, start, time.monotonic_ns(), "comm")
+
+
+def _span_when_done(work: dist.Work, op: Op) -> None:
+    """A span on the network lane from the call of an asynchronous collective to its end."""
+
+    def ended(_: Any) -> None:
+        spans.record(op.name, op.start_ns, time.monotonic_ns(), "comm", "network")
+
+    try:
+        work.get_future().then(ended)
+    except (RuntimeError, NotImplementedError):
+        return  # this backend's work has no future: its wait alone is on the timeline
+
+
+def _sizes(values: Any) -> tuple[int, ...] | None:
+    return None if values is None else tuple(int(value) for value in values)
+
+
+def _bytes(tensor: Any) -> int:
+    if isinstance(tensor, torch.Tensor):
+        return tensor.numel() * tensor.element_size()
+    return sum(map(_bytes, tensor)) if isinstance(tensor, list | tuple) else 0
+
+
+def _global(args: dict[str, Any], name: str | None, members: tuple[int, ...]) -> int | None:
+    """The global rank an argument means. torch takes it as `src` (global) or as `group_src` (within the group)."""
+    if name is None:
+        return None
+    if args.get(name) is not None:
+        return int(args[name])
+    within = args.get(f"group_{name}")
+    return members[within] if within is not None and 0 <= within < len(members) else None
+
+
+def _caller() -> Frame:
+    """The reader's own line that made this call, however deep in a library the call is."""
+    return own_line(sys._getframe(2)) or Frame("<unknown>", 0, "?")
+
+
+def own_line(frame: FrameType | None) -> Frame | None:
+    """The innermost line of the reader's own code in a running stack; failing that, of course_lib."""
+    nearest = None
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not is_library(file):
+            return Frame(file, frame.f_lineno, frame.f_code.co_name)
+        if nearest is None and not is_machinery(file):
+            nearest = Frame(file, frame.f_lineno, frame.f_code.co_name)
+        frame = frame.f_back
+    return nearest
+
+
+def _list(frame: Frame | None) -> list | None:
+    return None if frame is None else [frame.file, frame.line, frame.function]
+
+
+def encode(op: Op) -> bytes:
+    """An Op as one line of JSON."""
+    values = [
+        op.name, op.group, op.key, op.index, op.shape, op.dtype, _list(op.frame), op.root, op.peer, op.reduce,
+        op.splits, op.start_ns, _list(op.waits),
+    ]  # fmt: skip
+    return json.dumps(values, separators=(",", ":")).encode()
+
+
+def decode(line: bytes) -> Op:
+    """The reverse of encode."""
+    name, group, key, index, shape, dtype, frame, root, peer, reduce, splits, start, waits = json.loads(line)
+    return Op(
+        name, tuple(group), key, index, _sizes(shape), dtype, Frame(*frame), root, peer, reduce,
+        splits and (_sizes(splits[0]), _sizes(splits[1])), start, waits and Frame(*waits),
+    )  # fmt: skip
+
+
+def read_log(path: str) -> list[Op]:
+    """The collectives a rank called, in order. A last line cut short by the rank's death is left out."""
+    with open(path, "rb") as file:
+        return [decode(line) for line in file.read().split(b"\n")[:-1]]
+
+
+_recorder: Recorder | None = None
+
+
+def install(log: int) -> Recorder:
+    """Wrap torch.distributed's functions in this process. Call once, before the reader's function is unpickled.
+
+    log: a file descriptor that collectives are written to.
+    """
+    global _recorder
+    _recorder = Recorder(log)
+    for name, call in _CALLS.items():
+        original = getattr(c10d, name, None)
+        if original is None:
+            continue  # not in this version of torch
+        wrapped = _recorder.wrap(name, call, original)
+        setattr(c10d, name, wrapped)
+        setattr(dist, name, wrapped)
+    work = torch._C._distributed_c10d.Work
+    work.wait = _recorder.wrap_wait(work.wait)
+    return _recorder
+
+
+@contextmanager
+def traffic() -> Iterator[Traffic]:
+    """Count what this rank sends, receives and calls: `with spmd.traffic() as moved: ...`, then `moved.sent`.
+
+    Point-to-point bytes in `sent` and `received`, calls of collectives by name in `calls` (outermost only: what a
+    collective does inside is not counted) and the bytes of this rank's tensor in each in `collective_bytes`.
+    Raises RuntimeError outside of a rank.
+    """
+    if _recorder is None:
+        raise RuntimeError("spmd.traffic() counts inside a rank: call it in the function that spmd.run runs")
+    counted = Traffic()
+    _recorder.traffics.append(counted)
+    try:
+        yield counted
+    finally:
+        _recorder.traffics.remove(counted)
