@@ -80,8 +80,9 @@ lint: $(TEST_READY)
 bench: $(LABS_READY)
 	@$(PY) -m course_lib.bench
 
-doctor: $(LABS_READY)
-	@$(PY) -m course_lib.doctor
+# Installs nothing: it is asked when something does not work, which may be the setup.
+doctor:
+	@$(if $(wildcard $(PY)),$(PY),$(PYTHON)) -m course_lib.doctor
 
 progress: $(LABS_READY)
 	@$(PY) -m course_lib.lab.progress

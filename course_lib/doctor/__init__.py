@@ -1,1 +1,1 @@
-"""Is this machine fit for the labs? Nothing is imported here: `install` and `options` run before anything is installed."""
+"""Is this machine fit for the labs? Imports nothing: `install` and `options` run before any package is there."""

@@ -27,7 +27,7 @@ def python_too_old():
 
 
 def release(version):
-    """The numbers a version starts with: "2.11.0a0+nv25" -> (2, 11, 0). A vendor's pre-release counts as its release."""
+    """The numbers a version starts with: "2.11.0a0+nv25" -> (2, 11, 0). A vendor's pre-release counts as released."""
     return tuple(int(part) for part in re.match(r"[\d.]*", version).group().strip(".").split(".") if part)
 
 
@@ -82,7 +82,7 @@ def install(root=ROOT):
     pip = [python, "-m", "pip", "install", "--disable-pip-version-check", "--quiet", "--progress-bar", "off"]
     code = subprocess.run([*pip, "-c", "constraints.txt", "-e", ".[labs,test]"], cwd=root).returncode
     if code:
-        sys.exit(f"pip could not install the workbook (exit code {code}); its own words stand above. Try again with: make setup")
+        sys.exit(f"pip could not install the workbook (exit code {code}); see above. Try again: make setup")
     stamp.touch()
     print("Ready.", flush=True)
 
