@@ -1,4 +1,4 @@
-"""`python -m course_lib.doctor`, which is `make doctor`: is this machine fit for the labs? Exit code 1 when it is not."""
+"""`python -m course_lib.doctor`, `make doctor`: is this machine fit for the labs? Exit code 1 when it is not."""
 
 import sys
 

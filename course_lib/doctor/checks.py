@@ -38,7 +38,7 @@ def python() -> Finding:
 
 def packages() -> Finding:
     if lacking := install.missing(["labs"]):
-        return Finding("fail", f"missing: {', '.join(lacking)}", "run `make setup`, or install them into this environment")
+        return Finding("fail", f"missing: {', '.join(lacking)}", "run `make setup`, or install them here")
     return Finding("ok", "all packages of the labs are here")
 
 
@@ -49,7 +49,7 @@ def torch() -> Finding:
     except ImportError as error:
         return Finding("fail", f"torch does not import: {error}", "run `make setup`")
     if not dist.is_available() or not dist.is_gloo_available():
-        return Finding("fail", f"torch {torch.__version__} has no gloo", "install a build of torch with torch.distributed")
+        return Finding("fail", f"torch {torch.__version__} has no gloo", "install a torch with torch.distributed")
     return Finding("ok", f"torch {torch.__version__}, {torch.get_num_threads()} threads, gloo is there")
 
 
@@ -59,7 +59,7 @@ def cores() -> Finding:
     if count < 2:
         return Finding("warn", "1 core", "ranks take turns on it: nothing here will get faster with more ranks")
     if threads and threads.isdigit() and int(threads) > count:
-        return Finding("warn", f"OMP_NUM_THREADS={threads} on {count} cores", "unset it: each rank would start that many")
+        return Finding("warn", f"OMP_NUM_THREADS={threads} on {count} cores", "unset it: each rank starts that many")
     return Finding("ok", f"{count} cores" + (f", OMP_NUM_THREADS={threads}" if threads else ""))
 
 
@@ -103,7 +103,7 @@ def host_name() -> Finding:
     try:
         address = socket.gethostbyname(name)
     except OSError:
-        return Finding("warn", f"the host name {name!r} resolves to nothing", "add it to /etc/hosts; gloo elsewhere may stall")
+        return Finding("warn", f"the host name {name!r} resolves to nothing", "add it to /etc/hosts: gloo may stall")
     return Finding("ok", f"host name {name} -> {address}")
 
 
@@ -124,7 +124,7 @@ def port() -> Finding:
             with socket.create_connection(("127.0.0.1", number), timeout=5):
                 return Finding("ok", f"a port can be bound and reached on 127.0.0.1 (tried {number})")
     except OSError as error:
-        return Finding("fail", f"no port on 127.0.0.1: {error}", "ranks talk over loopback: look at the firewall or sandbox")
+        return Finding("fail", f"no port on 127.0.0.1: {error}", "ranks talk over it: look at firewall or sandbox")
 
 
 def gpus() -> Finding:
@@ -135,15 +135,16 @@ def gpus() -> Finding:
     if names:
         return Finding("ok", f"{len(names)} GPU(s): {', '.join(names)}")
     if shutil.which("nvidia-smi"):
-        return Finding("warn", "nvidia-smi is here, but torch sees no GPU", "a CPU build of torch? See SETUP=0 in the README")
+        return Finding("warn", "nvidia-smi is here, but torch sees no GPU", "a CPU build of torch? README: SETUP=0")
     return Finding("ok", "no GPU: the labs run on the CPU with gloo")
 
 
 def variables() -> Finding:
-    names = sorted(name for name in os.environ if name.startswith(("NCCL_", "GLOO_", "TORCH_NCCL_", "TORCH_DISTRIBUTED")))
+    families = ("NCCL_", "GLOO_", "TORCH_NCCL_", "TORCH_DISTRIBUTED_")
+    names = sorted(name for name in os.environ if name.startswith(families))
     text = ", ".join(f"{name}={os.environ[name]}" for name in names)
     if loud := [name for name in names if name in NCCL_LOUD]:
-        return Finding("warn", f"set: {text}", f"{', '.join(loud)} changes how ranks connect: unset what you do not need")
+        return Finding("warn", f"set: {text}", f"{', '.join(loud)} changes how ranks connect: needed?")
     return Finding("ok", f"set: {text}" if names else "no NCCL, gloo or torch.distributed variable is set")
 
 

@@ -1,4 +1,4 @@
-"""What this machine offers: cores, memory, GPUs. In a container, what the container is allowed, not what the host has."""
+"""What this machine offers: cores, memory, GPUs. In a container: what it is allowed, not what the host has."""
 
 from __future__ import annotations
 
