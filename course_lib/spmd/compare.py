@@ -1,28 +1,41 @@
 """Do the ranks' records of their collectives agree?
 
-gloo checks nothing: two all-reduces in swapped order, or dtypes of the same size, give wrong sums without a word. All ranks
-of a group must call the same collectives, in the same order, with the same shapes and dtypes; here that is checked after
-the fact. Point-to-point calls differ from rank to rank by their nature and are not compared.
+gloo checks nothing: two all-reduces in swapped order, or dtypes of the same size, give wrong sums without a word. All
+ranks of a group must call the same collectives, in the same order, with the same shapes and dtypes; here that is
+checked after the fact. Point-to-point calls differ from rank to rank by their nature and are not compared.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Mapping
+import ast
+import functools
+import linecache
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from .report import Op
+from .report import Frame, Op
 
 # Their tensors may differ in size from rank to rank.
 _UNEVEN = {"all_to_all", "all_to_all_single", "all_gather", "gather", "reduce_scatter", "scatter"}
+
+# What must be equal on all ranks, most telling first.
+_ASPECTS: dict[str, Callable[[Op], Any]] = {
+    "call": lambda op: op.name,
+    "root": lambda op: op.root,
+    "shape": lambda op: None if op.name in _UNEVEN else op.shape,
+    "dtype": lambda op: op.dtype,
+    "reduction": lambda op: op.reduce,
+}
 
 
 @dataclass(frozen=True)
 class Mismatch:
     """The first place where the ranks of a group part.
 
-    `what`: "call" (different operations), "root", "shape", "dtype", "reduction", "splits", or "number" (a rank ended
-    without this call). `ops[rank]` is what each rank called there, None if it called nothing.
+    `what`: one of _ASPECTS, or "splits" (of all_to_all_single), "order" (the same calls, two of them swapped), or
+    "number" (a rank ended without this call). `ops[rank]` is what each rank called there, None if it called nothing.
     """
 
     what: str
@@ -32,68 +45,114 @@ class Mismatch:
     @property
     def guilty(self) -> tuple[int, ...]:
         """The ranks in the minority; empty when there is no majority."""
-        sides: dict[object, list[int]] = defaultdict(list)
+        aspect = _ASPECTS.get(self.what, lambda op: op.frame.text)
+        sides: dict[Any, list[int]] = defaultdict(list)
         for rank, op in self.ops.items():
-            sides[None if op is None else _aspect(op, self.what)].append(rank)
-        counts = Counter({side: len(ranks) for side, ranks in sides.items()}).most_common()
-        if len(counts) > 1 and counts[0][1] == counts[1][1]:
+            sides[None if op is None else aspect(op)].append(rank)
+        largest = max(map(len, sides.values()))
+        small = [ranks for ranks in sides.values() if len(ranks) < largest]
+        if len(sides) - len(small) > 1:
             return ()
-        return tuple(sorted(rank for side, ranks in sides.items() if side != counts[0][0] for rank in ranks))
-
-
-def _aspect(op: Op, what: str) -> object:
-    return {"root": op.root, "shape": op.shape, "dtype": op.dtype, "reduction": op.reduce, "splits": op.splits}.get(
-        what, op.name
-    )
+        return tuple(sorted(rank for ranks in small for rank in ranks))
 
 
 def first_mismatch(ops: Mapping[int, list[Op]], ended: bool) -> Mismatch | None:
     """The earliest mismatch among the ranks' records; None if they agree.
 
-    ops: per rank, its collectives in order. ended: every rank returned, so that a missing call is a mismatch too (while
-    some still run, it may yet come).
+    ops: per rank, its collectives in order. ended: every rank returned, so that a missing call is a mismatch too
+    (while some still run, it may yet come).
     """
     groups: dict[str, dict[int, list[Op]]] = {}
     for rank, calls in ops.items():
         for op in calls:
-            members = groups.setdefault(op.key, {member: [] for member in op.group})
-            members.setdefault(rank, []).append(op)
-    found = [m for members in groups.values() if (m := _in_group(members, ended)) is not None]
+            groups.setdefault(op.key, {member: [] for member in op.group})[rank].append(op)
+    found = [mismatch for members in groups.values() if (mismatch := _in_group(members, ended)) is not None]
     return min(found, key=lambda m: min(op.start_ns for op in m.ops.values() if op is not None), default=None)
 
 
 def _in_group(members: dict[int, list[Op]], ended: bool) -> Mismatch | None:
     for index in range(max(map(len, members.values()))):
         here = {rank: calls[index] if index < len(calls) else None for rank, calls in sorted(members.items())}
-        called = [op for op in here.values() if op is not None]
-        what = _difference(called)
-        if what:
-            return Mismatch(what, index, {rank: op for rank, op in here.items() if op is not None})
+        called = {rank: op for rank, op in here.items() if op is not None}
+        what = _difference(list(called.values()))
+        if what is None and _swapped(called, members, index):
+            what = "order"
+        if what is not None:
+            return Mismatch(what, index, called)
         if len(called) < len(here):
             return Mismatch("number", index, here) if ended else None
     return None
 
 
 def _difference(ops: list[Op]) -> str | None:
-    for what in ("call", "root", "shape", "dtype", "reduction"):
-        if what == "shape" and ops[0].name in _UNEVEN:
-            continue
-        if len({_aspect(op, what) for op in ops}) > 1:
+    first = ops[0]
+    for what, aspect in _ASPECTS.items():
+        if any(aspect(op) != aspect(first) for op in ops):
             return what
-    if ops[0].name == "all_to_all_single" and len(ops) == len(ops[0].group) and _splits_differ(ops):
+    if first.name == "all_to_all_single" and len(ops) == len(first.group) and _splits_differ(ops):
         return "splits"
     return None
 
 
 def _splits_differ(ops: list[Op]) -> bool:
     """Does some rank send another a different number of rows than that one expects?"""
-    sends: list[tuple[int, ...]] = []
-    takes: list[tuple[int, ...]] = []
-    for op in ops:
-        inputs, outputs = op.splits or (None, None)
-        if inputs is None or outputs is None:
-            return False  # even splits: torch checks those against the tensor
-        sends.append(inputs)
-        takes.append(outputs)
+    splits = [op.splits or (None, None) for op in ops]
+    if any(side is None or len(side) != len(ops) for pair in splits for side in pair):
+        return False  # even splits, or a wrong number of them: torch checks both
     n = len(ops)
-    return any(sends[i][j] != takes[j][i] for i in range(n) for j in range(n))
+    return any(splits[i][0][j] != splits[j][1][i] for i in range(n) for j in range(n))
+
+
+def _swapped(called: dict[int, Op], members: dict[int, list[Op]], index: int) -> bool:
+    """Do two ranks make the same two calls here, told apart by their source, in opposite order?
+
+    Calls that agree in all else can only be told apart by the line they are written on. Another line alone is healthy
+    (`if rank == 0: all_reduce(x) else: all_reduce(x)`), and so is a root's own line in a loop over roots. What is not:
+    one rank runs P then Q, another Q then P, unless P and Q are the two branches of one `if`, of which each rank runs
+    one at a time. (Tensors swapped within one line, as in a loop over a list, look alike here and are not found.)
+    """
+    (reference, first), *rest = called.items()
+    if first.root is not None:
+        return False
+    ours = [op.frame for op in members[reference][index + 1 :]]
+    for rank, op in rest:
+        p, q = first.frame, op.frame
+        theirs = [op.frame for op in members[rank][index + 1 :]]
+        if p.text == q.text:
+            continue
+        if q in ours and p in theirs:
+            if not _alternatives(p, q):
+                return True
+        elif _has_text(ours, q.text) and _has_text(theirs, p.text):
+            return True
+    return False
+
+
+def _has_text(frames: list[Frame], text: str) -> bool:
+    return bool(text) and any(frame.text == text for frame in frames)
+
+
+def _alternatives(p: Frame, q: Frame) -> bool:
+    """Are these two lines in the two branches of one `if`?"""
+    if p.file != q.file:
+        return False
+    for body, orelse in _branches(p.file):
+        if (p.line in body and q.line in orelse) or (q.line in body and p.line in orelse):
+            return True
+    return False
+
+
+@functools.lru_cache(maxsize=8)
+def _branches(file: str) -> list[tuple[range, range]]:
+    """The lines of both branches of every if-else in a file."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except SyntaxError:  # a cell with IPython's own syntax
+        return []
+    return [
+        (_lines(node.body), _lines(node.orelse)) for node in ast.walk(tree) if isinstance(node, ast.If) and node.orelse
+    ]
+
+
+def _lines(body: list[ast.stmt]) -> range:
+    return range(body[0].lineno, (body[-1].end_lineno or body[-1].lineno) + 1)

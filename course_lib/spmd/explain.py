@@ -29,8 +29,11 @@ def is_echo(report: RankReport) -> bool:
     return report.status == "raised" and report.failed_in is not None and bool(_ECHO.search(report.error_text))
 
 
-def explain(reports: list[RankReport], seconds: float, function: Callable | None = None) -> Cause | None:
-    """Why the run failed; None if it did not. seconds: how long it ran. function: what ran, to look for early returns."""
+def explain(reports: list[RankReport], stopped: str, function: Callable | None = None) -> Cause | None:
+    """Why the run failed; None if it did not.
+
+    stopped: why the launcher stopped waiting, in words. function: what the ranks ran; its return statements are where a rank may have left.
+    """
     ended = all(r.status == "returned" for r in reports)
     failures = [r for r in reports if r.status in ("raised", "died") and not is_echo(r)]
     mismatch = first_mismatch({r.rank: r.ops for r in reports}, ended)
@@ -40,7 +43,7 @@ def explain(reports: list[RankReport], seconds: float, function: Callable | None
         return _failure(min(failures, key=lambda r: r.ended_ns), reports)
     if ended:
         return None
-    return _hang(reports, seconds, function)
+    return _hang(reports, stopped, function)
 
 
 # -- the cases -----------------------------------------------------------------------------------------------------
@@ -48,29 +51,34 @@ def explain(reports: list[RankReport], seconds: float, function: Callable | None
 
 def _mismatch(found: Mismatch, reports: list[RankReport]) -> Cause:
     any_op = next(op for op in found.ops.values() if op is not None)
-    names = {
+    head = {
         "call": "The ranks call different collectives",
         "root": f"The ranks name different roots for {any_op.name}",
         "shape": f"The ranks call {any_op.name} with different shapes",
         "dtype": f"The ranks call {any_op.name} with different dtypes",
         "reduction": f"The ranks call {any_op.name} with different reductions",
         "splits": "What one rank sends in all_to_all_single is not what another expects",
+        "order": f"The ranks call {any_op.name} in different order: the sums mix different tensors",
         "number": f"Only {_ranks(r for r, op in found.ops.items() if op is not None)} called {any_op.name}",
-    }
-    lines = [f"{names[found.what]}. {_ordinal(found.index)} collective {_of_group(any_op, reports)}:"]
-    for ranks, text in _alike({r: _call_text(op) for r, op in found.ops.items()}):
-        lines.append(f"  {_ranks(ranks)}: {text}")
-    rule = "Every rank of a group must call the same collectives, in the same order, with the same shapes and dtypes"
+    }[found.what]
+    group = "" if len(any_op.group) == len(reports) else f" on the group of {_ranks(any_op.group)}"
+    lines = [f"{head}. Their {_ordinal(found.index)} collective{group}:"]
+    texts = {rank: _call_text(op) for rank, op in found.ops.items()}
     if found.what == "splits":
-        rule = "Entry j of rank i's input splits must equal entry i of rank j's output splits"
-        lines += [
-            f"  rank {r}: input splits {op.splits[0]}, output splits {op.splits[1]}" for r, op in found.ops.items()
-        ]
+        texts = {
+            r: f"input splits {op.splits[0]}, output splits {op.splits[1]}, at {op.frame}"
+            for r, op in found.ops.items()
+        }
+    lines += [f"  {_ranks(ranks)}: {text}" for ranks, text in _alike(texts)]
+    rule = "Every rank of a group must call the same collectives, in the same order, with the same shapes and dtypes."
+    if found.what == "splits":
+        rule = "Entry j of rank i's input splits must equal entry i of rank j's output splits."
+    lines.append(rule)
     if all(r.status == "returned" for r in reports):
-        lines.append(f"{rule}. The backend did not notice: the results are wrong, without an error.")
-    else:
-        lines.append(f"{rule}.")
-        lines += _what_happened(reports)
+        lines.append("The backend did not notice: the results are wrong, without an error.")
+    lines += _consequence(reports)
+    there = {r.rank for r in reports if (op := _pending(r)) and op.key == any_op.key and op.index == found.index}
+    lines += _others(reports, there | {r.rank for r in reports if r.status in ("returned", "died")})
     return Cause("mismatch", found.guilty, "\n".join(lines))
 
 
@@ -96,12 +104,12 @@ def _failure(guilty: RankReport, reports: list[RankReport]) -> Cause:
     return Cause(kind, (rank,), "\n".join(lines))
 
 
-def _hang(reports: list[RankReport], seconds: float, function: Callable | None) -> Cause:
+def _hang(reports: list[RankReport], stopped: str, function: Callable | None) -> Cause:
     by_rank = {r.rank: r for r in reports}
     waits = {r.rank: _waits_for(r, by_rank) for r in reports}
     waited_for = {peer for peers in waits.values() for peer in peers}
     gave_up = any(is_echo(r) for r in reports)
-    head = "A rank gave up waiting." if gave_up else f"No end after {seconds:.3g} s."
+    head = "A rank gave up waiting." if gave_up else stopped
     waiting = {r for r, peers in waits.items() if peers}
     # A rank that others wait for, and that waits for nobody, is where the chain ends.
     ends = sorted(waited_for - waiting)
@@ -126,17 +134,13 @@ def _hang(reports: list[RankReport], seconds: float, function: Callable | None) 
 def _late(
     head: str, ends: list[int], waits: dict[int, set[int]], by_rank: dict[int, RankReport], function: Callable | None
 ) -> Cause:
-    waiting = {r: by_rank[r] for r, peers in waits.items() if peers & set(ends)}
-    ops = {r: _pending(report) for r, report in waiting.items()}
+    waiting = [r for r, peers in waits.items() if peers & set(ends)]
+    ops = {r: _pending(by_rank[r]) for r in waiting}
     lines = [head]
-    for ranks, text in _alike({r: _call_text(op) for r, op in ops.items() if op}):
-        one = next(ops[r] for r in ranks if ops[r])
-        verb = "waits" if len(ranks) == 1 else "wait"
-        lines[-1] += (
-            f" {_ranks(ranks).capitalize()} {verb} for {_ranks(set(ends) & _union(waits[r] for r in ranks))} in"
-        )
+    for ranks, text in _alike({r: _call_text(ops[r]) for r in waiting}):
+        awaited = _ranks(set(ends) & set().union(*(waits[r] for r in ranks)))
+        lines.append(f"{_ranks(ranks).capitalize()} wait{'s' if len(ranks) == 1 else ''} for {awaited} in")
         lines.append(f"  {text}")
-        del one
     returned = [r for r in ends if by_rank[r].status == "returned"]
     others = [r for r in ends if r not in returned]
     if returned:
@@ -146,7 +150,7 @@ def _late(
         call = next((op for op in ops.values() if op), None)
         lines += _early_returns(function, call)
     for ranks, text in _alike({r: _place(by_rank[r]) for r in others}):
-        lines.append(f"{_ranks(ranks).capitalize()} never came to that call. {_is_are(ranks).capitalize()} at:")
+        lines.append(f"{_ranks(ranks).capitalize()} never came to that call, and {_is_are(ranks)} at")
         lines.append(f"  {text}")
     rest = set(by_rank) - set(ends) - set(waiting)
     lines += _others([by_rank[r] for r in sorted(rest)])
@@ -245,16 +249,13 @@ def _alike(texts: dict[int, str]) -> list[tuple[list[int], str]]:
     return [(ranks, text) for text, ranks in groups.items()]
 
 
-def _union(sets: Iterable[set[int]]) -> set[int]:
-    return set().union(*sets)
-
-
 def _ordinal(index: int) -> str:
-    return f"Their {['first', 'second', 'third'][index]}" if index < 3 else f"Their {index + 1}th"
-
-
-def _of_group(op: Op, reports: list[RankReport]) -> str:
-    return "of all ranks" if len(op.group) == len(reports) else f"of the group of {_ranks(op.group)}"
+    if index < 3:
+        return ("first", "second", "third")[index]
+    number = index + 1
+    return (
+        f"{number}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th') if number % 100 not in (11, 12, 13) else 'th' }"
+    )
 
 
 def _is_are(ranks: Iterable[int]) -> str:
@@ -325,12 +326,12 @@ def _others(reports: list[RankReport], without: set[int] | None = None) -> list[
     return ["Meanwhile:", *(f"  {_ranks(ranks)}: {text}" for ranks, text in _alike(texts))]
 
 
-def _what_happened(reports: list[RankReport]) -> list[str]:
+def _consequence(reports: list[RankReport]) -> list[str]:
+    """The first failure that a mismatch led to."""
     bad = [r for r in reports if r.status in ("raised", "died")]
     if not bad:
-        return _others(reports)
+        return []
     first = min(bad, key=lambda r: r.ended_ns)
-    if first.status == "died":
-        words = "".join(f" ({line})" for line in _last_words(first.output)[:1])
-        return [f"So rank {first.rank} {_death(first)}{words}"]
-    return [f"So rank {first.rank} failed with {first.error_text.splitlines()[0]}"]
+    if first.status == "raised":
+        return [f"So rank {first.rank} raised {first.error_text.splitlines()[0]}"]
+    return [f"So rank {first.rank} {_death(first)}", *(f"  It wrote: {line}" for line in _last_words(first.output))]

@@ -26,6 +26,8 @@ from .report import Cause, Frame, HangError, MismatchError, RankError, RankRepor
 
 # After the first failure the others get this long to fail by themselves: their errors are evidence.
 _GRACE_S = 0.5
+# How often to look whether ranks print too much or wait for nothing.
+_LOOK_S = 0.25
 # How long live ranks may take to write their stacks down.
 _STACKS_S = 1.0
 _SHOWN_BYTES = 64 * 1024  # of one rank's output; what is cut is said
@@ -61,6 +63,9 @@ class _Run:
     def ranks(self) -> int:
         return len(self.wires)
 
+    def failed(self) -> bool:
+        return any(not end.returned for end in self.ends.values()) or bool(self.exits.keys() - self.ends.keys())
+
     def over(self, rank: int) -> bool:
         return rank in self.ends or rank in self.exits
 
@@ -85,19 +90,19 @@ def run(
     show: bool = True,
     **kwargs: Any,
 ) -> Results:
-    """Call `fn(*args, **kwargs)` on each of `ranks` fresh processes that share a process group; return what they return.
+    """Call `fn(*args, **kwargs)` on each of `ranks` fresh processes that share a process group; return their values.
 
-    fn: any function, also one defined in a notebook cell. In it, torch.distributed is initialised: one GPU per rank with
-    NCCL where there are enough, gloo on the CPU elsewhere (`backend="gloo"` or `"nccl"` insists). args, kwargs: the
-    same for all ranks; sent by pickle.
+    fn: any function, also one defined in a notebook cell. In it, torch.distributed is initialised: one GPU per rank
+    with NCCL where there are enough, gloo on the CPU elsewhere (`backend="gloo"` or `"nccl"` insists). args, kwargs:
+    the same for all ranks; sent by pickle.
     timeout: seconds for the whole call of fn. env: variables set on the ranks, on top of this process's own.
     show: print what the ranks print, grouped by rank, when they have ended.
 
     Returns Results, a list by rank. Nothing of the run is left when this returns or raises.
 
     Raises RankError (a rank raised or died), HangError (time ran out), MismatchError (the ranks' collectives did not
-    match, so that their results are wrong); each names the rank and the line. ValueError or TypeError for arguments that
-    cannot work.
+    match, so that their results are wrong); each names the rank and the line. ValueError or TypeError for arguments
+    that cannot work.
     """
     choice = backends.choose(ranks, backend)
     if not timeout > 0:
@@ -113,7 +118,7 @@ def run(
             state = _Run(folder, client, wires)
             try:
                 _start(state, ranks)
-                _wait(state, timeout)
+                stopped = _wait(state, timeout)
                 reports = _gather(state)
             finally:
                 client.end()
@@ -125,7 +130,7 @@ def run(
     seconds = time.monotonic() - started
     if show:
         _print(reports)
-    cause = explain(reports, timeout, fn)
+    cause = explain(reports, stopped, fn)
     if cause is not None:
         raise _error(cause, reports)
     return Results(reports, timeline, seconds)
@@ -138,7 +143,10 @@ def _write_call(
         raise TypeError(f"spmd.run needs a function to call on each rank; it was given a {type(fn).__name__}")
     name = getattr(fn, "__name__", type(fn).__name__)
     with open(os.path.join(folder, "call.pkl"), "wb") as file:
-        sources = pickles.dump((fn, args, kwargs), file, f"The call of `{name}`")
+        parts = [(f"`{name}`", fn)]
+        parts += [(f"Argument {i} of `{name}`", arg) for i, arg in enumerate(args, 1)]
+        parts += [(f"Argument `{key}` of `{name}`", arg) for key, arg in kwargs.items()]
+        sources = pickles.dump((fn, args, kwargs), file, parts)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -166,19 +174,31 @@ def _start(run: _Run, ranks: int) -> None:
             run.client.fork(rank, run.folder, theirs)
 
 
-def _wait(run: _Run, timeout: float) -> None:
-    """Until every rank has ended, or the grace after the first failure is over, or time is up."""
-    deadline = time.monotonic() + timeout
+def _wait(run: _Run, timeout: float) -> str:
+    """Until every rank has ended, or the grace after the first failure is over, or there is no hope, or time is up.
+
+    Returns why it stopped waiting, in words.
+    """
+    started = time.monotonic()
+    deadline = started + timeout
+    look = 0.0  # when to look at output sizes and for hope again
+    failing = False
     with selectors.DefaultSelector() as selector:
         selector.register(run.client.link, selectors.EVENT_READ)
         for rank, wire in enumerate(run.wires):
             selector.register(wire, selectors.EVENT_READ, rank)
-        failing = False
         while not all(run.over(rank) for rank in range(run.ranks)):
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return
-            for key, _ in selector.select(min(left, 1.0)):
+            now = time.monotonic()
+            if now >= deadline:
+                break
+            if now >= look:
+                look = now + _LOOK_S
+                run.chatter = next((r for r in range(run.ranks) if _size(run, r) > _OUTPUT_LIMIT), None)
+                if run.chatter is not None:
+                    break
+                if not failing and _hopeless(run):
+                    return f"Stopped after {now - started:.1f} s, since this would never end."
+            for key, _ in selector.select(min(deadline, look) - now):
                 if key.data is None:
                     run.hear(run.client.messages())
                     continue
@@ -186,13 +206,29 @@ def _wait(run: _Run, timeout: float) -> None:
                 if key.fileobj.recv(1):  # b"": the rank is gone; the server says how
                     with open(run.path(key.data, "end"), "rb") as file:
                         run.ends[key.data] = pickle.load(file)
-            failed = any(not end.returned for end in run.ends.values()) or bool(run.exits.keys() - run.ends.keys())
-            if failed and not failing:
+            if not failing and run.failed():
                 failing, deadline = True, min(deadline, time.monotonic() + _GRACE_S)
-            for rank in range(run.ranks):
-                if os.path.getsize(run.path(rank, "out")) > _OUTPUT_LIMIT:
-                    run.chatter = rank
-                    return
+    return f"No end after {timeout:.3g} s."
+
+
+def _size(run: _Run, rank: int) -> int:
+    return os.path.getsize(run.path(rank, "out"))
+
+
+def _hopeless(run: _Run) -> bool:
+    """Does a rank wait in a collective that another has returned without? That one can never come any more."""
+    returned = {rank for rank, end in run.ends.items() if end.returned}
+    if not returned or len(returned) == run.ranks:
+        return False
+    for rank in set(range(run.ranks)) - returned - run.exits.keys():
+        _, op = beacon.read(run.path(rank, "board"))
+        if op is None or op.point_to_point:  # a message may still be under way
+            continue
+        for member in returned.intersection(op.group):
+            calls = record.read_log(run.path(member, "log"))
+            if sum(call.key == op.key for call in calls) <= op.index:
+                return True
+    return False
 
 
 def _gather(run: _Run) -> list[RankReport]:

@@ -1,7 +1,8 @@
 """Send functions and values to the ranks and back.
 
-cloudpickle sends functions and classes of a notebook by value. Two things are added: code keeps its file name, with the
-cell's source beside it, so that a rank can name the reader's own line; and a value that cannot be sent is found and named.
+cloudpickle sends functions and classes of a notebook by value. Two things are added: code keeps its file name, with
+the cell's source beside it, so that a rank can name the reader's own line; and a value that cannot be sent is found
+and named.
 """
 
 from __future__ import annotations
@@ -50,19 +51,21 @@ class CannotSend(TypeError):
     """A value cannot be pickled; the message names it."""
 
 
-def dump(value: Any, file: io.IOBase, what: str) -> dict[str, list[str]]:
+def dump(value: Any, file: io.IOBase, parts: list[tuple[str, Any]]) -> dict[str, list[str]]:
     """Pickle `value` into `file` and return the sources of the cells whose code is in it.
 
-    Raises CannotSend naming the part of `value` (called `what`) that cannot be pickled.
+    parts: what `value` is made of, each part with the words that name it to the reader.
+    Raises CannotSend naming the innermost part that cannot be pickled.
     """
     pickler = _Pickler(file)
     try:
         pickler.dump(value)
     except Exception as error:  # pickle raises TypeError, AttributeError, PicklingError, ValueError, ...
-        path, culprit = _culprit(value, what)
+        bad = next(((name, part) for name, part in parts if not _can(part)), parts[0])
+        name, culprit = _culprit(*bad)
         kind = f"{type(culprit).__module__}.{type(culprit).__qualname__}".removeprefix("builtins.")
         raise CannotSend(
-            f"{path} cannot be sent between processes: it is a {kind} ({_first_line(error)}). "
+            f"{name} cannot be sent between processes: it is a {kind} ({_first_line(error)}). "
             "Create it inside the function that runs on the ranks, or send the plain values it is made from."
         ) from error
     return pickler.sources
@@ -97,23 +100,23 @@ def _parts(value: Any, path: str) -> list[tuple[str, Any]]:
     if isinstance(value, list | tuple | set | frozenset):
         return [(f"{path}[{i}]", item) for i, item in enumerate(value)]
     if isinstance(value, types.MethodType):
-        return [(f"the object of {path}", value.__self__), (path, value.__func__)]
+        return [(f"The object of {path}", value.__self__), (path, value.__func__)]
     if isinstance(value, types.FunctionType):
         used = inspect.getclosurevars(value)
         names = {**used.globals, **used.nonlocals}
         defaults = list(value.__defaults__ or ())
         return [(f"`{name}`, which {path} uses,", item) for name, item in names.items()] + [
-            (f"a default value of {path}", item) for item in defaults
+            (f"A default value of {path}", item) for item in defaults
         ]
     if hasattr(value, "__dict__") and not isinstance(value, type | types.ModuleType):
         return [(f"{path}.{name}", item) for name, item in vars(value).items()]
     return []
 
 
-def _culprit(value: Any, path: str, depth: int = 6) -> tuple[str, Any]:
+def _culprit(path: str, value: Any, depth: int = 6) -> tuple[str, Any]:
     """The innermost part of `value` that cannot be pickled, and how to name it."""
     if depth:
         for name, part in _parts(value, path):
             if not _can(part):
-                return _culprit(part, name, depth - 1)
+                return _culprit(name, part, depth - 1)
     return path, value

@@ -1,7 +1,7 @@
 """What a rank does, from the fork to the last byte it leaves behind.
 
-The run's folder holds what the launcher wrote: `run.json` (environment, paths, backend) and `call.pkl` (the function and
-its arguments). A rank adds, all under its number: `.out` (what it prints), `.log` (its collectives), `.board` (its
+The run's folder holds what the launcher wrote: `run.json` (environment, paths, backend) and `call.pkl` (the function
+and its arguments). A rank adds, all under its number: `.out` (what it prints), `.log` (its collectives), `.board` (its
 blackboard), `.stack` (Python stacks, written by faulthandler), and when it ends `.end` (a pickle of how it ended) and
 `.value` (its result or exception). Then it says so on the control socket and stays, connected, until it is killed:
 a rank that left at once would look to its peers like a lost connection.
@@ -165,7 +165,7 @@ def _leave_behind(own: str, end: End, value: Any) -> None:
     what = "What the rank returned" if end.returned else "The exception"
     try:
         with open(own + ".value", "wb") as file:
-            pickles.dump(value, file, what)
+            pickles.dump(value, file, [(what, value)])
     except pickles.CannotSend as error:
         os.unlink(own + ".value")
         if end.returned:

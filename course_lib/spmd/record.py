@@ -1,12 +1,12 @@
 """Record what a rank asks of torch.distributed: which call, on which group, with which tensor, from which line.
 
-`install()` wraps the public functions of torch.distributed in this process (always a rank's process, never the notebook's).
+`install()` wraps the public functions of torch.distributed in this process (a rank's, never the notebook's).
 Every call then leaves three traces:
 - the call in progress, in memory; `beacon.py` publishes it, so that it can be read when the rank hangs or dies;
 - collectives, one line each, in a log that outlives the process, so that the ranks can be compared afterwards;
 - a span on the timeline, and bytes and calls in `traffic()`.
-The cost is about five microseconds a call. Collectives that C++ code issues itself (DDP's reducer, functional collectives) do
-not pass here; their waits show in the stack instead.
+The cost is about five microseconds a call. Collectives that C++ code issues itself (DDP's reducer, functional
+collectives) do not pass here; their waits show in the stack instead.
 """
 
 from __future__ import annotations
@@ -72,8 +72,6 @@ _CALLS: dict[str, _Call] = {
     "send_object_list": _Call(peer="dst", sends=True),
     "recv_object_list": _Call(peer="src"),
 }
-# Their tensors may differ in size from rank to rank.
-_UNEVEN = {"all_to_all", "all_to_all_single"}
 
 
 @dataclass

@@ -10,8 +10,8 @@
     <- {"rank": r, "exit": status, "at": ns}                 a rank is gone (negative: killed by that signal)
     <- "ended"
 
-It has one thread, never touches CUDA and runs none of the reader's code, so that forking it is safe. When its starter goes,
-however it went, the socket closes and the server kills the ranks, removes their folders and leaves.
+It has one thread, never touches CUDA and runs none of the reader's code, so that forking it is safe. When its starter
+goes, however it went, the socket closes and the server kills the ranks, removes their folders and leaves.
 """
 
 from __future__ import annotations
