@@ -26,6 +26,7 @@ from course_lib.doctor import options
 from course_lib.lab import outputs
 from course_lib.lab.source import BuildError, Pair, fingerprint, read
 
+KERNEL_ARGUMENTS = ["--IPKernelApp.log_level=50"]  # what it logs would stand in the progress bar
 CELL_SECONDS = 120  # a cell of a lab takes 10 s at most; on a busy machine several times that
 
 
@@ -95,6 +96,7 @@ def execute(notebook: NotebookNode, root: Path) -> None:
         client = NotebookClient(
             notebook,
             timeout=CELL_SECONDS,
+            extra_arguments=KERNEL_ARGUMENTS,
             kernel_name="python3",
             resources={"metadata": {"path": str(root / "solutions")}},
             record_timing=False,
