@@ -45,7 +45,7 @@ class Mismatch:
     @property
     def guilty(self) -> tuple[int, ...]:
         """The ranks in the minority; empty when there is no majority."""
-        aspect = _ASPECTS.get(self.what, lambda op: op.frame.text)
+        aspect = _ASPECTS.get(self.what, lambda op: _code(op.frame))
         sides: dict[Any, list[int]] = defaultdict(list)
         for rank, op in self.ops.items():
             sides[None if op is None else aspect(op)].append(rank)
@@ -118,18 +118,19 @@ def _swapped(called: dict[int, Op], members: dict[int, list[Op]], index: int) ->
     for rank, op in rest:
         p, q = first.frame, op.frame
         theirs = [op.frame for op in members[rank][index + 1 :]]
-        if p.text == q.text:
+        if _code(p) == _code(q):
             continue
         if q in ours and p in theirs:
             if not _alternatives(p, q):
                 return True
-        elif _has_text(ours, q.text) and _has_text(theirs, p.text):
+        elif _code(q) in map(_code, ours) and _code(p) in map(_code, theirs):
             return True
     return False
 
 
-def _has_text(frames: list[Frame], text: str) -> bool:
-    return bool(text) and any(frame.text == text for frame in frames)
+def _code(frame: Frame) -> str:
+    """The line without its comment."""
+    return frame.text.partition("#")[0].strip()
 
 
 def _alternatives(p: Frame, q: Frame) -> bool:

@@ -32,7 +32,8 @@ def is_echo(report: RankReport) -> bool:
 def explain(reports: list[RankReport], stopped: str, function: Callable | None = None) -> Cause | None:
     """Why the run failed; None if it did not.
 
-    stopped: why the launcher stopped waiting, in words. function: what the ranks ran; its return statements are where a rank may have left.
+    stopped: why the launcher stopped waiting, in words. function: what the ranks ran; its return statements are where
+    a rank may have left.
     """
     ended = all(r.status == "returned" for r in reports)
     failures = [r for r in reports if r.status in ("raised", "died") and not is_echo(r)]
@@ -165,8 +166,8 @@ def _deadlock(head: str, cycle: list[int], by_rank: dict[int, RankReport]) -> Ca
     ops = [op for rank in cycle if (op := _pending(by_rank[rank])) is not None]
     if all("send" in op.name for op in ops):
         lines.append(
-            "All of them send and nobody receives: a send ends when the other side takes the data. Let one side receive "
-            "first, or start both with isend and irecv and wait afterwards."
+            "All of them send and nobody receives: a send ends when the other side takes the data. Let one side "
+            "receive first, or start both with isend and irecv and wait afterwards."
         )
     elif all("recv" in op.name for op in ops):
         lines.append("All of them receive and nobody sends: one side must send first.")

@@ -20,9 +20,10 @@ from ..timeline import Timeline
 from . import backend as backends
 from . import beacon, pickles, record
 from .client import Client, server
+from .compare import first_mismatch
 from .explain import explain
 from .rank import End
-from .report import Cause, Frame, HangError, MismatchError, RankError, RankReport
+from .report import Cause, Frame, HangError, MismatchError, Op, RankError, RankReport
 
 # After the first failure the others get this long to fail by themselves: their errors are evidence.
 _GRACE_S = 0.5
@@ -58,6 +59,8 @@ class _Run:
     exits: dict[int, tuple[int, int]] = field(default_factory=dict)  # rank -> (exit code, when)
     ends: dict[int, End] = field(default_factory=dict)
     chatter: int | None = None  # the rank that printed too much
+    still: dict[int, Op | None] = field(default_factory=dict)  # the calls the live ranks were in at the last look
+    judged: bool = False  # whether there is hope for `still` has been looked into
 
     @property
     def ranks(self) -> int:
@@ -216,19 +219,32 @@ def _size(run: _Run, rank: int) -> int:
 
 
 def _hopeless(run: _Run) -> bool:
-    """Does a rank wait in a collective that another has returned without? That one can never come any more."""
-    returned = {rank for rank, end in run.ends.items() if end.returned}
-    if not returned or len(returned) == run.ranks:
+    """Is it certain that the ranks which have not ended never will?
+
+    Looked at when all of them have been in the same collective since the last look. (A message may always be under
+    way, so point-to-point calls are left to the time-out.)
+    """
+    live = [rank for rank in range(run.ranks) if not run.over(rank)]
+    calls = {rank: beacon.read(run.path(rank, "board"))[1] for rank in live}
+    if any(op is None or op.point_to_point for op in calls.values()):
+        run.still = {}
         return False
-    for rank in set(range(run.ranks)) - returned - run.exits.keys():
-        _, op = beacon.read(run.path(rank, "board"))
-        if op is None or op.point_to_point:  # a message may still be under way
-            continue
-        for member in returned.intersection(op.group):
-            calls = record.read_log(run.path(member, "log"))
-            if sum(call.key == op.key for call in calls) <= op.index:
-                return True
-    return False
+    if calls != run.still:
+        run.still, run.judged = calls, False
+        return False
+    if run.judged:
+        return False
+    run.judged = True
+    ops = {rank: record.read_log(run.path(rank, "log")) for rank in range(run.ranks)}
+    if first_mismatch(ops, ended=False):
+        return True
+    # A rank that has returned can never come to a call it has not made.
+    returned = {rank for rank, end in run.ends.items() if end.returned}
+    return any(
+        sum(other.key == op.key for other in ops[member]) <= op.index
+        for op in calls.values()
+        for member in returned.intersection(op.group)
+    )
 
 
 def _gather(run: _Run) -> list[RankReport]:

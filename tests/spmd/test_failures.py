@@ -1,0 +1,397 @@
+"""Every way a run can go wrong, each with the rank and the line that must be named.
+
+The line that must be named carries the comment `# here`; where two sides share the blame, both carry it.
+"""
+
+import ctypes
+import inspect
+import itertools
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from course_lib import spmd
+from course_lib.spmd.pickles import CannotSend
+
+SHORT = 1.5  # seconds: for those that must run into their time-out
+
+
+def different_order():
+    x = torch.ones(4)
+    if dist.get_rank() == 0:
+        dist.all_reduce(x)  # here
+        dist.broadcast(x, 0)
+    else:
+        dist.broadcast(x, 0)  # here
+        dist.all_reduce(x)
+
+
+def different_shapes():
+    x = torch.ones(4000 if dist.get_rank() == 1 else 14000)
+    dist.all_reduce(x)  # here
+
+
+def different_dtypes():
+    x = torch.ones(4, dtype=torch.float64 if dist.get_rank() == 1 else torch.float32)
+    dist.all_reduce(x)  # here
+
+
+def different_roots():
+    dist.broadcast(torch.ones(4), src=1 if dist.get_rank() == 2 else 0)  # here
+
+
+def only_rank_0():
+    if dist.get_rank() == 0:
+        dist.all_reduce(torch.ones(4))  # here
+
+
+def early_return():
+    x = torch.ones(4)
+    dist.all_reduce(x)
+    if dist.get_rank() == 2:
+        return  # here
+    dist.all_reduce(x)  # here
+
+
+def raises():
+    x = torch.ones(4)
+    if dist.get_rank() == 1:
+        raise KeyError("no such thing")  # here
+    dist.all_reduce(x)
+
+
+def raises_deep():
+    def load(table):
+        return table["missing"]  # here
+
+    if dist.get_rank() == 3:
+        load({})
+    dist.barrier()
+
+
+def segfault():
+    if dist.get_rank() == 1:
+        ctypes.string_at(0)  # here
+    dist.barrier()
+
+
+def killed():
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)  # here
+    dist.barrier()
+
+
+def killed_while_it_waits():
+    if dist.get_rank() == 1:
+        pid = os.getpid()
+        killer = subprocess.Popen([sys.executable, "-c", f"import os, time; time.sleep(.3); os.kill({pid}, 9)"])
+        killer.wait()  # here
+    dist.barrier()
+
+
+def leaves_by_os_exit():
+    if dist.get_rank() == 2:
+        os._exit(3)  # here
+    dist.barrier()
+
+
+def leaves_by_sys_exit():
+    if dist.get_rank() == 1:
+        sys.exit("enough")  # here
+    dist.barrier()
+
+
+def busy_loop():
+    if dist.get_rank() == 3:
+        all(True for _ in itertools.count())  # here
+    dist.barrier()  # here
+
+
+def holds_the_gil():
+    if dist.get_rank() == 3:
+        re.match(r"(a+)+$", "a" * 60 + "b")  # here
+    dist.barrier()  # here
+
+
+def stopped_by_a_signal():
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)  # here
+    dist.barrier()  # here
+
+
+def all_compute_for_ever():
+    all(True for _ in itertools.count())  # here
+
+
+def send_send():
+    x, rank, n = torch.ones(4), dist.get_rank(), dist.get_world_size()
+    dist.send(x, (rank + 1) % n)  # here
+    dist.recv(x, (rank - 1) % n)
+
+
+def recv_recv():
+    x, rank, n = torch.ones(4), dist.get_rank(), dist.get_world_size()
+    dist.recv(x, (rank - 1) % n)  # here
+    dist.send(x, (rank + 1) % n)
+
+
+def irecv_wait():
+    x, rank, n = torch.ones(4), dist.get_rank(), dist.get_world_size()
+    work = dist.irecv(x, (rank - 1) % n)
+    work.wait()  # here
+
+
+def recv_against_barrier():
+    if dist.get_rank() == 0:
+        dist.recv(torch.ones(4), 1)  # here
+    else:
+        dist.barrier()  # here
+
+
+def receives_what_nobody_sends():
+    if dist.get_rank() == 0:
+        dist.recv(torch.ones(4), 2)  # here
+
+
+def group_made_by_members_only():
+    if dist.get_rank() < 2:
+        dist.new_group([0, 1])  # here
+
+
+# name: (function, error, kind, guilty ranks or None where nobody in particular, words that must be there)
+CASES = {
+    f.__name__: (f, *rest)
+    for f, *rest in [
+        (different_order, spmd.HangError, "mismatch", (0,), ["all_reduce", "broadcast", "rank 0", "ranks 1, 2 and 3"]),
+        (different_shapes, spmd.RankError, "mismatch", (1,), ["float32[4000]", "float32[14000]"]),
+        (different_dtypes, spmd.RankError, "mismatch", (1,), ["float64[4]", "float32[4]"]),
+        (different_roots, spmd.SpmdError, "mismatch", (2,), ["root 1", "root 0"]),
+        (only_rank_0, spmd.HangError, "early_return", (1, 2, 3), ["Rank 0 waits for ranks 1, 2 and 3"]),
+        (early_return, spmd.HangError, "early_return", (2,), ["Rank 2 returned", "its last collective was all_reduce"]),
+        (raises, spmd.RankError, "raised", (1,), ["KeyError: 'no such thing'", "ranks 0, 2 and 3: in all_reduce"]),
+        (raises_deep, spmd.RankError, "raised", (3,), ["KeyError: 'missing'", "load({})"]),
+        (segfault, spmd.RankError, "died", (1,), ["SIGSEGV"]),
+        (killed, spmd.RankError, "died", (1,), ["SIGKILL", "out-of-memory"]),
+        (killed_while_it_waits, spmd.RankError, "died", (1,), ["SIGKILL"]),
+        (leaves_by_os_exit, spmd.RankError, "died", (2,), ["exit code 3"]),
+        (leaves_by_sys_exit, spmd.RankError, "exited", (1,), ["sys.exit(enough)"]),
+        (busy_loop, spmd.HangError, "missing", (3,), ["Rank 3 never came", "barrier"]),
+        (holds_the_gil, spmd.HangError, "missing", (3,), ["Rank 3 never came"]),
+        (stopped_by_a_signal, spmd.HangError, "missing", (1,), ["stopped by a signal"]),
+        (all_compute_for_ever, spmd.HangError, "busy", (0, 1, 2, 3), ["still running"]),
+        (
+            send_send,
+            spmd.HangError,
+            "deadlock",
+            (0, 1, 2, 3),
+            ["All of them send", "rank 0: send of float32[4] to rank 1"],
+        ),
+        (recv_recv, spmd.HangError, "deadlock", (0, 1, 2, 3), ["All of them receive"]),
+        (irecv_wait, spmd.HangError, "deadlock", (0, 1, 2, 3), ["irecv", "All of them receive"]),
+        (recv_against_barrier, spmd.HangError, "deadlock", (0, 1), ["bring the calls into one order"]),
+        (receives_what_nobody_sends, spmd.HangError, "early_return", (2,), ["Rank 0 waits for rank 2"]),
+        (group_made_by_members_only, spmd.MismatchError, "mismatch", (), ["Only ranks 0 and 1 called new_group"]),
+    ]
+}
+
+
+def marked_lines(function):
+    lines, first = inspect.getsourcelines(function)
+    return [first + i for i, line in enumerate(lines) if "# here" in line]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_guilty_rank_and_line_are_named(name):
+    function, error, kind, guilty, words = CASES[name]
+    with pytest.raises(error) as caught:
+        spmd.run(function, ranks=4, timeout=SHORT, show=False)
+    cause, text = caught.value.cause, str(caught.value)
+    assert cause.kind == kind, text
+    assert set(cause.ranks) == set(guilty), text
+    for word in words:
+        assert word in text, text
+    for line in marked_lines(function):
+        assert f"test_failures.py, line {line}:" in text, text
+
+
+def test_a_raised_exception_is_the_cause_and_its_peers_are_echoes():
+    with pytest.raises(spmd.RankError) as caught:
+        spmd.run(raises, ranks=4, show=False)
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert [r.status for r in caught.value.ranks] == ["waiting", "raised", "waiting", "waiting"]
+    with pytest.raises(spmd.RankError) as caught:
+        spmd.run(killed, ranks=3, show=False)
+    died = caught.value.ranks[1]
+    assert (died.status, died.exit_code) == ("died", -signal.SIGKILL)
+
+
+def swapped_all_reduces():
+    a, b = torch.ones(4), torch.full((4,), 10.0)
+    if dist.get_rank() == 0:
+        dist.all_reduce(b)  # here
+        dist.all_reduce(a)
+    else:
+        dist.all_reduce(a)  # here
+        dist.all_reduce(b)
+    return a[0].item()
+
+
+def swapped_by_call_order():
+    a, b = torch.ones(4), torch.full((4,), 10.0)
+    first = [lambda: dist.all_reduce(a)]  # here
+    second = [lambda: dist.all_reduce(b)]  # here
+    for call in first + second if dist.get_rank() else second + first:
+        call()
+
+
+def dtypes_of_one_size():
+    x = torch.ones(4, dtype=torch.int32 if dist.get_rank() == 1 else torch.float32)
+    dist.all_reduce(x)  # here
+
+
+def one_call_too_many():
+    x = torch.ones(4)
+    work = dist.all_reduce(x, async_op=True)
+    if dist.get_rank() == 0:
+        dist.all_reduce(torch.ones(4), async_op=True)  # here
+    work.wait()
+
+
+@pytest.mark.parametrize(
+    "function", [swapped_all_reduces, swapped_by_call_order, dtypes_of_one_size, one_call_too_many]
+)
+def test_silent_garbage_is_reported_with_both_lines(function):
+    with pytest.raises(spmd.MismatchError) as caught:
+        spmd.run(function, ranks=3, show=False)
+    text = str(caught.value)
+    for line in marked_lines(function):
+        assert f"line {line}:" in text, text
+    assert all(r.status == "returned" for r in caught.value.ranks)
+
+
+def healthy_point_to_point():
+    rank, n = dist.get_rank(), dist.get_world_size()
+    x = torch.full((4,), float(rank))
+    if rank == 0:
+        for peer in range(1, n):
+            dist.recv(x, peer)
+    else:
+        dist.send(x, 0)
+
+
+def healthy_sub_groups():
+    rank = dist.get_rank()
+    evens, odds = dist.new_group([0, 2]), dist.new_group([1, 3])
+    x = torch.ones(4)
+    if rank % 2:
+        dist.all_reduce(x, group=odds)
+        dist.all_reduce(x, group=odds)
+    else:
+        dist.all_reduce(torch.ones(9), group=evens)
+    dist.all_reduce(x)
+
+
+def healthy_branches():
+    rank = dist.get_rank()
+    x = torch.ones(4)
+    if rank == 0:
+        dist.broadcast(x, 0)
+    else:
+        received = torch.empty(4)
+        dist.broadcast(received, 0)
+    for owner in range(dist.get_world_size()):
+        if rank == owner:
+            dist.all_reduce(x)
+        else:
+            nothing = torch.zeros(4)
+            dist.all_reduce(nothing)
+
+
+def healthy_uneven():
+    rank, n = dist.get_rank(), dist.get_world_size()
+    rows = [peer + 1 for peer in range(n)]
+    out = torch.empty(n * (rank + 1), 2)
+    dist.all_to_all_single(out, torch.ones(sum(rows), 2), [rank + 1] * n, rows)
+    gathered = [None] * n
+    dist.all_gather_object(gathered, list(range(rank)))
+    target = [torch.empty(3) for _ in range(n)] if rank == 1 else None
+    dist.gather(torch.ones(3), target, dst=1)
+
+
+def healthy_async():
+    works = [dist.all_reduce(torch.ones(4), async_op=True) for _ in range(3)]
+    for work in works if dist.get_rank() % 2 else reversed(works):
+        work.wait()
+
+
+@pytest.mark.parametrize(
+    "function", [healthy_point_to_point, healthy_sub_groups, healthy_branches, healthy_uneven, healthy_async]
+)
+def test_healthy_programs_raise_no_alarm(function):
+    spmd.run(function, ranks=4, show=False)
+
+
+def wrong_splits():
+    rank = dist.get_rank()
+    sends = [1, 3] if rank == 0 else [2, 2]
+    takes = [1, 1] if rank == 0 else [2, 2]
+    dist.all_to_all_single(torch.empty(sum(takes)), torch.ones(4), takes, sends)  # here
+
+
+def test_splits_that_do_not_meet_are_reported():
+    with pytest.raises(spmd.SpmdError) as caught:
+        spmd.run(wrong_splits, ranks=2, timeout=SHORT, show=False)
+    assert caught.value.cause.kind == "mismatch", str(caught.value)
+    assert "input splits (1, 3)" in str(caught.value)
+
+
+LOCK = threading.Lock()
+
+
+def test_what_cannot_be_sent_is_named():
+    def uses_lock():
+        return LOCK
+
+    def returns_lock():
+        return {"fine": 1, "bad": threading.Lock()}
+
+    with pytest.raises(CannotSend, match=r"`LOCK`, which `uses_lock` uses, .* a _thread.lock"):
+        spmd.run(uses_lock, ranks=2)
+    with pytest.raises(CannotSend, match=r"Argument 2 of `print`\[1\] cannot be sent"):
+        spmd.run(print, 1, [0, threading.Lock()], ranks=2)
+    with pytest.raises(spmd.RankError, match=r"What the rank returned\['bad'\] cannot be sent"):
+        spmd.run(returns_lock, ranks=2, show=False)
+
+
+class OnlyHere(Exception):
+    def __init__(self, number):
+        super().__init__(f"number {number}")
+        self.number = number
+
+
+def test_an_exception_class_of_the_caller_comes_back_as_itself():
+    def fail():
+        raise OnlyHere(7)
+
+    with pytest.raises(spmd.RankError) as caught:
+        spmd.run(fail, ranks=2, show=False)
+    assert isinstance(caught.value.__cause__, OnlyHere)
+    assert caught.value.__cause__.number == 7
+
+
+def test_a_bad_call_is_refused_in_one_sentence():
+    with pytest.raises(ValueError, match="ranks is 0: it must be a whole number, at least 1"):
+        spmd.run(print, ranks=0)
+    with pytest.raises(ValueError, match="timeout is -1 s"):
+        spmd.run(print, ranks=2, timeout=-1)
+    with pytest.raises(ValueError, match="backend is 'mpi'"):
+        spmd.run(print, ranks=2, backend="mpi")
+    with pytest.raises(TypeError, match="needs a function"):
+        spmd.run("print", ranks=2)
