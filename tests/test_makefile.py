@@ -14,7 +14,8 @@ pytestmark = pytest.mark.skipif(not shutil.which("make"), reason="no make here")
 
 
 # `make test` runs these tests: what it was told must not reach the make under test.
-CLEAN = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "RANKS", "SOLUTION")}
+TOLD = ("MAKEFLAGS", "MAKELEVEL", "RANKS", "SOLUTION")
+CLEAN = {name: value for name, value in os.environ.items() if name not in TOLD}
 
 
 def make(*arguments, cwd=ROOT):

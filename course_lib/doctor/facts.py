@@ -56,7 +56,7 @@ def describe(ranks: int) -> list[str]:
     several = f"{len(names)} x {names[0]}" if names and len(set(names)) == 1 else ", ".join(names)
     return [
         f"cores    {cores()}",
-        f"memory   {total / 2**30:.0f} GiB, {free / 2**30:.0f} GiB of it free",
+        f"memory   {total / 2**30:.0f} GiB, {free / 2**30:.0f} GiB free",
         f"GPUs     {several or 'none'}",
         f"ranks    {ranks}",
         f"backend  {choose(ranks).why}",
