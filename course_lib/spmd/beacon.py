@@ -18,7 +18,7 @@ from .record import Recorder, decode, encode, own_line
 from .report import Frame, Op
 
 _BYTES = 8192
-_PERIOD_S = 0.05
+PERIOD_S = 0.05
 _COUNT = 4  # bytes of the length that leads the text
 
 
@@ -51,7 +51,7 @@ class Beacon:
     def _run(self) -> None:
         while True:
             self.now()
-            time.sleep(_PERIOD_S)
+            time.sleep(PERIOD_S)
 
     def now(self) -> None:
         frame = own_line(sys._current_frames().get(self._main))

@@ -47,6 +47,11 @@ def explain(reports: list[RankReport], stopped: str, function: Callable | None =
     return _hang(reports, stopped, function)
 
 
+def where(reports: list[RankReport]) -> str:
+    """Where each rank is, for a reader who interrupted the run."""
+    return "\n".join(["Interrupted. The ranks were", *_states(reports)])
+
+
 # -- the cases -----------------------------------------------------------------------------------------------------
 
 
@@ -304,12 +309,16 @@ def _last_words(output: str) -> list[str]:
     return [line[:300] for line in telling[-2:]]
 
 
-def _others(reports: list[RankReport], without: set[int] | None = None) -> list[str]:
-    """What the remaining ranks were doing, those in the same state together."""
+def _others(reports: list[RankReport], without: Iterable[int] = ()) -> list[str]:
+    """What the remaining ranks were doing."""
+    states = _states([report for report in reports if report.rank not in set(without)])
+    return ["Meanwhile:", *states] if states else []
+
+
+def _states(reports: list[RankReport]) -> list[str]:
+    """A line for each state that ranks are in."""
     texts = {}
     for report in reports:
-        if report.rank in (without or set()):
-            continue
         if report.status == "waiting":
             texts[report.rank] = f"in {_call_text(report.waiting)}"
         elif report.status == "returned":
@@ -322,9 +331,7 @@ def _others(reports: list[RankReport], without: set[int] | None = None) -> list[
             texts[report.rank] = _death(report)
         else:
             texts[report.rank] = f"at {_place(report)}"
-    if not texts:
-        return []
-    return ["Meanwhile:", *(f"  {_ranks(ranks)}: {text}" for ranks, text in _alike(texts))]
+    return [f"  {_ranks(ranks)}: {text}" for ranks, text in _alike(texts)]
 
 
 def _consequence(reports: list[RankReport]) -> list[str]:

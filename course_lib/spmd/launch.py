@@ -21,7 +21,7 @@ from . import backend as backends
 from . import beacon, pickles, record
 from .client import Client, server
 from .compare import first_mismatch
-from .explain import explain
+from .explain import explain, where
 from .rank import End
 from .report import Cause, Frame, HangError, MismatchError, Op, RankError, RankReport
 
@@ -123,6 +123,11 @@ def run(
                 _start(state, ranks)
                 stopped = _wait(state, timeout)
                 reports = _gather(state)
+            except KeyboardInterrupt:
+                if show:
+                    _print(interrupted := _gather(state))
+                    print(where(interrupted))
+                raise
             finally:
                 client.end()
         timeline = Timeline([(state.ends[r].spans or []) if r in state.ends else [] for r in range(ranks)])
@@ -256,6 +261,7 @@ def _gather(run: _Run) -> list[RankReport]:
 
 def _collect_stacks(run: _Run, alive: list[int]) -> None:
     """Have the live ranks write their stacks, and wait until they have."""
+    time.sleep(2 * beacon.PERIOD_S)  # until their blackboards, too, tell of now
     run.client.ask_stacks()
     deadline = time.monotonic() + _STACKS_S
     while time.monotonic() < deadline:

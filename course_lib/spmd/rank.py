@@ -141,6 +141,9 @@ def _join(run: dict[str, Any], rank: int, folder: str) -> None:
 
     def init_process_group(*args: Any, **kwargs: Any) -> None:
         if dist.is_initialized() and not joined_by_reader:
+            # Not before all have joined: a rank that is still connecting would lose its peer.
+            while first.add("joined", 0) < world:
+                time.sleep(0.001)
             dist.destroy_process_group()
         joined_by_reader.append(True)
         backend = kwargs.pop("backend", args[0] if args else None) or run["backend"]
@@ -155,7 +158,9 @@ def _join(run: dict[str, Any], rank: int, folder: str) -> None:
 
     joined_by_reader: list[bool] = []
     bound = {"device_id": _device} if _device.type == "cuda" else {}
-    original(run["backend"], store=store(), rank=rank, world_size=world, timeout=_PATIENCE, **bound)
+    first = store()
+    original(run["backend"], store=first, rank=rank, world_size=world, timeout=_PATIENCE, **bound)
+    first.add("joined", 1)
     for module in (dist, dist.distributed_c10d):
         module.init_process_group = init_process_group
 

@@ -19,11 +19,14 @@ _LIBRARIES = tuple(
 )
 
 
+_TYPED = ("<string>", "<stdin>")  # a program given with -c, or line by line
+
+
 @functools.cache
 def is_library(file: str) -> bool:
     """Is this file somebody's library (Python's, torch's, ours) and not the reader's own code?"""
     if file.startswith("<"):
-        return True
+        return file not in _TYPED
     real = os.path.realpath(file)
     return real.startswith(_LIBRARIES) or real.startswith(_PACKAGE + os.sep)
 
@@ -32,7 +35,7 @@ def is_library(file: str) -> bool:
 def is_machinery(file: str) -> bool:
     """Python's, torch's and the launcher's files: frames that no reader wants to see."""
     if file.startswith("<"):
-        return True
+        return file not in _TYPED
     real = os.path.realpath(file)
     return real.startswith(_LIBRARIES) or real.startswith(os.path.join(_PACKAGE, "spmd") + os.sep)
 
