@@ -1,0 +1,82 @@
+"""Right values at a wrong price: somebody else's work, too many bytes, time that does not overlap, arguments spoilt.
+
+These are asked once the values are right (`borrowed_work` even before: it explains too much to wait).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from course_lib.lab import show
+from course_lib.lab.evidence import Evidence
+
+FREE = frozenset({"barrier", "new_group"})  # synchronise or set up, move nothing
+SLACK = 1.02  # a few bytes of bookkeeping are nobody's mistake
+
+
+def borrowed_work(
+    collectives: Iterable[str], library: Iterable[str], may_use: frozenset[str]
+) -> tuple[str, str] | None:
+    """collectives of torch.distributed and functions of course_lib that the answer called."""
+    if used := sorted(set(collectives) - FREE - may_use):
+        instead = f"Only {show.listing(sorted(may_use))} may be called here" if may_use else "Use send and receive only"
+        return "calls_a_collective", f"This calls `dist.{used[0]}`: torch did the work. {instead}."
+    if called := sorted(set(library)):
+        return "calls_the_library", f"This calls the library's `{called[0]}`: write it yourself."
+    return None
+
+
+def early_send(line: int, why: str) -> tuple[str, str]:
+    """line: of the isend. why: "touched" or "never waited" (see trial.Seen)."""
+    if why == "touched":
+        return "touches_what_it_sends", (
+            f"the tensor sent in line {line} is changed before that send is waited for, so nobody knows which values "
+            "leave. Wait first, or add into another tensor."
+        )
+    return "never_waits", f"the isend of line {line} is never waited for: its data may not have left when you return."
+
+
+def changed_arguments(changed: dict[int, list[int]]) -> tuple[str, str] | None:
+    """changed[rank]: positions of the arguments that the answer changed in place."""
+    for rank, positions in changed.items():
+        if positions:
+            which = f"argument {positions[0]}" if positions[0] else "its input"
+            return "changes_its_input", (
+                f"the value is right, but rank {rank} changed {which} in place. The caller still needs it: "
+                "work on a copy."
+            )
+    return None
+
+
+def too_many_bytes(e: Evidence) -> tuple[str, str] | None:
+    if e.least is None:
+        return None
+    rank = max(range(e.n), key=lambda r: e.sent[r] - e.least[r])
+    sent, least = e.sent[rank], e.least[rank]
+    if sum(e.sent) == 0 and sum(e.least) > 0:
+        return (
+            "nothing_sent",
+            "the values are right, but no rank sent a byte: something else did the work. Use send and receive.",
+        )
+    if sent <= least * SLACK:
+        return None
+    times = f"{show.number(round(sent / least, 1))} times the bytes" if least else "bytes it need not send"
+    return (
+        "too_many_bytes",
+        f"right, but rank {rank} sent {show.size(sent)} where {show.size(least)} are enough: {times}.",
+    )
+
+
+def no_overlap(e: Evidence) -> tuple[str, str] | None:
+    """Where communication should hide behind computation and hides less than a tenth of itself."""
+    if e.timeline is None:
+        return None
+    times = e.timeline.summary()
+    if sum(t.overlapped for t in times) >= 0.1 * sum(t.communicating for t in times):
+        return None
+    t = max(times, key=lambda t: t.communicating)
+    return "no_overlap", (
+        f"right, but nothing overlaps: rank {t.rank} computes {show.seconds(t.busy)} and communicates "
+        f"{show.seconds(t.communicating)}, both at once {show.seconds(t.overlapped)}. Start the communication, "
+        "compute, wait last."
+    )

@@ -1,0 +1,109 @@
+"""What came back at all: nothing, the input, another kind of thing, another shape, values never written."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from course_lib.lab import show
+from course_lib.lab.evidence import Evidence, same, tensors
+from course_lib.lab.signatures.words import elements, is_plain, kind, place, signature, who
+
+
+@signature
+def nothing_returned(e: Evidence) -> str | None:
+    ranks = [r for r in e.wrong if e.observed[r] is None]
+    if not ranks:
+        return None
+    return f"{who(e, ranks[0])} returned None, not {kind(e.expected[ranks[0]])}. Is a `return` missing?"
+
+
+@signature
+def unchanged_input(e: Evidence) -> str | None:
+    def still_input(r: int) -> bool:
+        value = e.observed[r]
+        return isinstance(value, Tensor) and any(same(value, x) for x in tensors(e.inputs[r]))
+
+    if not all(map(still_input, e.wrong)):
+        return None
+    if not e.on_ranks:
+        return "the answer returned its input unchanged"
+    if len(e.wrong) == e.n:
+        return "every rank returned its input unchanged: nothing came in from the others"
+    return f"{show.ranks(e.wrong)} returned {_its(e.wrong)} input unchanged: nothing came in from the others there"
+
+
+@signature
+def wrong_kind(e: Evidence) -> str | None:
+    for r in e.wrong:
+        got, want = e.observed[r], e.expected[r]
+        if not isinstance(got, Tensor) or not isinstance(want, Tensor):
+            what = f": {got!r}, not {want!r}" if is_plain(got) and is_plain(want) else f" {kind(got)}, not {kind(want)}"
+            return f"{who(e, r)} returned{_of(e)}{what}"
+    return None
+
+
+@signature
+def wrong_shape(e: Evidence) -> str | None:
+    ranks = [r for r in e.wrong if e.observed[r].shape != e.expected[r].shape]
+    if not ranks:
+        return None
+    r = ranks[0]
+    got, want = e.observed[r], e.expected[r]
+    text = f"{who(e, r)} returned{_of(e)} shape {tuple(got.shape)}, it should be {tuple(want.shape)}"
+    if got.numel() == want.numel():
+        return text + ": the number of elements is right, their arrangement is not"
+    if e.on_ranks and got.numel() == e.n * want.numel():
+        return text + f": {e.n} times as many elements. Keep this rank's chunk only"
+    if e.on_ranks and want.numel() == e.n * got.numel():
+        return text + f": one {_nth(e.n)} of the elements. All {e.n} ranks' chunks are needed"
+    return text
+
+
+@signature
+def wrong_dtype(e: Evidence) -> str | None:
+    for r in e.wrong:
+        got, want = e.observed[r].dtype, e.expected[r].dtype
+        if got != want:
+            return f"{who(e, r)} returned{_of(e)} {_short(got)}, it should stay {_short(want)}"
+    return None
+
+
+@signature
+def not_finite(e: Evidence) -> str | None:
+    for r in e.wrong:
+        bad = ~e.observed[r].isfinite() & e.expected[r].isfinite()
+        if bad.any():
+            where = bad.flatten().nonzero().flatten()
+            return (
+                f"{who(e, r)}, {elements(where)}: {e.observed[r].flatten()[where[0]].item()}. That is what a buffer "
+                "made by `torch.empty` holds until it is written: is it read too early, or a chunk never filled in?"
+            )
+    return None
+
+
+@signature
+def never_written(e: Evidence) -> str | None:
+    if not e.comparable:
+        return None
+    for r in e.wrong:
+        where = e.wrong_elements(r)
+        if len(where) > 1 and not e.observed[r].flatten()[where].any():
+            return f"{place(e, r, where)}: zeros, nothing was written there"
+    return None
+
+
+def _its(ranks: list[int]) -> str:
+    return "its" if len(ranks) == 1 else "their"
+
+
+def _of(e: Evidence) -> str:
+    return f" as {e.where}" if e.where else ""
+
+
+def _nth(n: int) -> str:
+    return {2: "half", 3: "third", 4: "quarter"}.get(n, f"{n}th")
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
