@@ -15,16 +15,11 @@ def ring_stepper(ranks: int = 4, step: int = 0) -> Stage:
         raise ValueError(f"The stepper draws 2 to 8 ranks; {ranks} were asked for.")
     ranks_slider = slider(IntSlider, "ranks", ranks, min=2, max=8)
     step_slider = slider(IntSlider, "step", step, min=0, max=2 * (ranks - 1))
-
-    def as_many_steps_as_the_ring_has(change: dict) -> None:
-        step_slider.max = 2 * (change["new"] - 1)
-
-    # Before the frame listens to this slider: it must never be asked to draw a step that the smaller ring lacks.
-    ranks_slider.observe(as_many_steps_as_the_ring_has, names="value")
     return Stage(
         name="Ring all-reduce",
         controls={"ranks": ranks_slider, "step": step_slider},
         draw=draw_step,
         words=lambda ranks, step: run(ranks)[step].text(),
         still=lambda: draw_all(ranks_slider.value),
+        limits=lambda ranks, step: {"step": 2 * (ranks - 1)},
     )

@@ -19,8 +19,9 @@ from course_lib.timeline.picture import Picture
 class Stage:
     """Show it as the value of a cell.
 
-    controls: name -> ipywidgets control; draw(**values) and words(**values) get their values by these names. The
-    values must be hashable. still(): the picture for a page without a kernel. alone: what the widget is called.
+    controls: name -> ipywidgets control; the functions get the controls' values by these names. Values are hashable.
+    draw(**values): the picture. words(**values): one line that says the same. still(): the picture for a page without
+    a kernel. limits(**values), if given: name -> largest value, for sliders whose range hangs on another control.
 
     A change is drawn before the call that made it returns, so the picture never lags behind the controls: the front
     end holds a slider's next value back until the kernel has dealt with the last one. Pictures are kept, so going
@@ -34,8 +35,10 @@ class Stage:
         draw: Callable[..., Picture],
         words: Callable[..., str],
         still: Callable[[], Picture],
+        limits: Callable[..., dict[str, int]] | None = None,
     ) -> None:
         self.name, self.controls, self.words, self.still = name, controls, words, still
+        self._limits, self._settling = limits, False
         self._draw = lru_cache(maxsize=128)(lambda **values: _drawn(draw(**values)))
         self.image = ipywidgets.Image(format="png")
         self.image.layout.max_width = "100%"
@@ -43,7 +46,7 @@ class Stage:
         self.view = ipywidgets.VBox([ipywidgets.HBox(list(controls.values())), self.image, self.caption])
         self.view.children[0].layout.flex_flow = "row wrap"
         for control in controls.values():
-            control.observe(self._redraw, names="value")
+            control.observe(self._changed, names="value")
         self._redraw()
 
     @property
@@ -51,7 +54,20 @@ class Stage:
         """What the controls say now."""
         return {name: control.value for name, control in self.controls.items()}
 
-    def _redraw(self, _change: dict | None = None) -> None:
+    def _changed(self, _change: dict) -> None:
+        if self._settling:
+            return
+        if self._limits:
+            # A slider that is cut back reports a change itself. Half-settled values must not be drawn.
+            self._settling = True
+            try:
+                for name, largest in self._limits(**self.values).items():
+                    self.controls[name].max = largest
+            finally:
+                self._settling = False
+        self._redraw()
+
+    def _redraw(self) -> None:
         png, width = self._draw(**self.values)
         self.image.value = png
         self.image.layout.width = f"{width}px"

@@ -75,3 +75,21 @@ def test_every_control_is_labelled_and_reachable(stage):
 def test_no_trace_of_this_machine(stage):
     data, _ = stage._repr_mimebundle_()
     assert not re.search(r"/home|/root|/tmp|0x[0-9a-f]{6}", data["text/plain"] + stage.caption.value)
+
+
+def test_two_sliders_cut_back_at_once_are_drawn_once_and_only_when_both_are_right():
+    drawn = []
+
+    def draw(n, a, b):
+        drawn.append((n, a, b))
+        return Picture(1, 1)
+
+    Stage(
+        "Three",
+        {name: slider(IntSlider, name, 9, min=1, max=9) for name in "nab"},
+        draw,
+        words=lambda **_: "",
+        still=lambda: Picture(1, 1),
+        limits=lambda n, a, b: {"a": n, "b": n},
+    ).controls["n"].value = 4
+    assert drawn == [(9, 9, 9), (4, 4, 4)]
