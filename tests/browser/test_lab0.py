@@ -1,0 +1,69 @@
+"""Lab 0 as a learner meets it: run it untouched, answer rightly, answer wrongly, move a slider."""
+
+import nbformat
+import pytest
+from jupyter import ROOT, Notebook
+
+pytestmark = pytest.mark.browser
+
+NAME = "lab0_ranks_and_collectives.ipynb"
+ANSWER, CHECK = "def ring_reduce_scatter(", "check(ring_reduce_scatter)"
+SLIDER = "ring_stepper("
+
+
+@pytest.fixture(scope="module")
+def lab(page):
+    """Lab 0, opened, all cells run with nothing attempted."""
+    notebook = Notebook(page, NAME)
+    notebook.run_all()
+    return notebook
+
+
+@pytest.fixture
+def solution():
+    """The library's answer, as the solved notebook shows it."""
+    cells = nbformat.read(ROOT / "solutions" / NAME, as_version=4).cells
+    return next(cell.source for cell in cells if ANSWER in cell.source)
+
+
+def test_everything_runs_and_no_error_is_shown(lab):
+    lab.screenshot("lab0-top", lab.sources()[0])
+    assert lab.errors() == []
+    assert lab.not_run() == []
+    assert "Not attempted" in lab.output(CHECK)
+
+
+def test_a_right_answer_passes(lab, solution):
+    lab.write(ANSWER, solution)
+    lab.run(ANSWER)
+    assert "Passed on 2, 3 and 4 ranks" in lab.run(CHECK)
+    lab.screenshot("lab0-passed", CHECK)
+    assert lab.errors() == []
+
+
+def test_a_wrong_answer_is_told_why(lab, solution):
+    wrong = solution.replace("range(1, n)", "range(1, n - 1)")
+    assert wrong != solution
+    lab.write(ANSWER, wrong)
+    lab.run(ANSWER)
+    told = lab.run(CHECK)
+    lab.screenshot("lab0-not-yet", CHECK)
+    assert told.startswith("Not yet") and "n - 1 steps" in told
+    assert lab.errors() == []
+
+
+def test_the_picture_follows_the_slider(lab):
+    first = lab.picture(SLIDER)
+    lab.move_slider(SLIDER, 1)
+    second = lab.wait_for_new_picture(SLIDER, first)
+    lab.screenshot("lab0-slider", SLIDER)
+    lab.move_slider(SLIDER, -1)
+    assert lab.wait_for_new_picture(SLIDER, second) == first
+
+
+def test_an_error_would_be_seen(lab):
+    """So that "no error is shown" means something: the last cell is made to fail."""
+    last = lab.sources()[-1]
+    lab.write(last, "raise RuntimeError('made to fail')")
+    lab.run("made to fail")
+    assert any("made to fail" in text for text in lab.errors())
