@@ -7,7 +7,7 @@ call it is in. A rank that dies by SIGKILL can say nothing; its blackboard still
 from __future__ import annotations
 
 import copy
-import json
+import marshal
 import mmap
 import os
 import sys
@@ -61,8 +61,8 @@ class Beacon:
             if waits is not None:
                 op = copy.copy(op)
                 op.waits = waits
-        place = None if frame is None else [frame.file, frame.line, frame.function]
-        text = json.dumps([place, None if op is None else encode(op).decode()]).encode()
+        place = None if frame is None else (frame.file, frame.line, frame.function)
+        text = marshal.dumps((place, None if op is None else encode(op)))
         if len(text) <= _BYTES - _COUNT:
             self._board[:_COUNT] = bytes(_COUNT)  # a reader never sees half a text
             self._board[_COUNT : _COUNT + len(text)] = text
@@ -76,5 +76,5 @@ def read(path: str) -> tuple[Frame | None, Op | None]:
     size = int.from_bytes(board[:_COUNT], "little")
     if not size:
         return None, None
-    place, op = json.loads(board[_COUNT : _COUNT + size])
-    return place and Frame(*place), op and decode(op.encode())
+    place, op = marshal.loads(board[_COUNT : _COUNT + size])
+    return place and Frame(*place), op and decode(op)

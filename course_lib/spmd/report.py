@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import linecache
 import os
 import sys
@@ -22,22 +21,27 @@ _LIBRARIES = tuple(
 _TYPED = ("<string>", "<stdin>")  # a program given with -c, or line by line
 
 
-@functools.cache
-def is_library(file: str) -> bool:
-    """Is this file somebody's library (Python's, torch's, ours) and not the reader's own code?"""
-    if file.startswith("<"):
-        return file not in _TYPED
-    real = os.path.realpath(file)
-    return real.startswith(_LIBRARIES) or real.startswith(_PACKAGE + os.sep)
+class Files(dict[str, str]):
+    """Whose code a file is: "own" (the reader's), "course" (course_lib's) or "machinery" (Python's, torch's, spmd's).
+
+    A dict that fills itself, because it is asked several times in every call that is recorded.
+    """
+
+    def __missing__(self, file: str) -> str:
+        self[file] = whose = self._look(file)
+        return whose
+
+    @staticmethod
+    def _look(file: str) -> str:
+        if file.startswith("<"):
+            return "own" if file in _TYPED else "machinery"
+        real = os.path.realpath(file)
+        if real.startswith(_LIBRARIES) or real.startswith(os.path.join(_PACKAGE, "spmd") + os.sep):
+            return "machinery"
+        return "course" if real.startswith(_PACKAGE + os.sep) else "own"
 
 
-@functools.cache
-def is_machinery(file: str) -> bool:
-    """Python's, torch's and the launcher's files: frames that no reader wants to see."""
-    if file.startswith("<"):
-        return file not in _TYPED
-    real = os.path.realpath(file)
-    return real.startswith(_LIBRARIES) or real.startswith(os.path.join(_PACKAGE, "spmd") + os.sep)
+whose = Files()
 
 
 def place_of(file: str) -> str:
@@ -77,8 +81,8 @@ class Frame:
 
 def own_frames(stack: list[Frame]) -> list[Frame]:
     """The reader's own frames of a stack; where there are none, those of course_lib."""
-    own = [frame for frame in stack if not is_library(frame.file)]
-    return own or [frame for frame in stack if not is_machinery(frame.file)]
+    own = [frame for frame in stack if whose[frame.file] == "own"]
+    return own or [frame for frame in stack if whose[frame.file] == "course"]
 
 
 @dataclass(slots=True)
