@@ -151,6 +151,7 @@ class Notebook:
         self.call("path => jupyterapp.commands.execute('docmanager:open', {path})", name)
         self.call("() => jupyterapp.shell.currentWidget.sessionContext.ready")
         self.call("() => jupyterapp.commands.execute('application:set-mode', {mode: 'single-document'})")
+        self.call("() => jupyterapp.commands.execute('application:toggle-left-area')")
 
     def call(self, function: str, *arguments: object, seconds: float = START_SECONDS) -> object:
         """The result of a JavaScript function, awaited. Raises playwright's Error when it takes longer."""

@@ -42,13 +42,13 @@ def test_a_right_answer_passes(lab, solution):
 
 
 def test_a_wrong_answer_is_told_why(lab, solution):
-    wrong = solution.replace("range(1, n)", "range(1, n - 1)")
+    wrong = solution.replace("chunks[left].clone()", "chunks[rank].clone()")  # the ring starts one chunk too far
     assert wrong != solution
     lab.write(ANSWER, wrong)
     lab.run(ANSWER)
     told = lab.run(CHECK)
     lab.screenshot("lab0-not-yet", CHECK)
-    assert told.startswith("Not yet") and "n - 1 steps" in told
+    assert told.startswith("Not yet. 4 ranks") and "rank 3 should hold chunk 3" in told
     assert lab.errors() == []
 
 

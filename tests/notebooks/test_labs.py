@@ -16,7 +16,12 @@ def test_there_is_a_lab_for_each_solved_notebook():
 
 @pytest.mark.parametrize("notebook", LABS, ids=lambda path: path.stem)
 def test_a_lab_with_nothing_attempted_runs_to_its_end(notebook, tmp_path):
-    assert not any(cell.get("outputs") for cell in nbformat.read(notebook, as_version=4).cells)
+    cells = nbformat.read(notebook, as_version=4).cells
+    assert not any(cell.get("outputs") for cell in cells)
     result = nbval(notebook, tmp_path / "progress.json", strict=False)
     assert result.returncode == 0, result.stdout + result.stderr
-    assert set(states(notebook, tmp_path / "progress.json").values()) == {"not attempted"}
+    after = states(notebook, tmp_path / "progress.json")
+    assert set(after.values()) == {"not attempted"}
+    # And each exercise did ask for its check, or "not attempted" would mean nothing.
+    sources = "\n".join(cell.source for cell in cells)
+    assert [name for name in after if f"check({name})" not in sources] == []

@@ -33,11 +33,12 @@ def nbval(notebook: Path, progress: Path, strict: bool) -> subprocess.CompletedP
     )
 
 
-def states(notebook: Path, progress: Path) -> dict[str, str | None]:
+def states(notebook: Path, progress: Path) -> dict[str, str]:
     """The state of each exercise of this lab after the run that recorded into `progress`: {name: "passed"}."""
-    kept = json.loads(progress.read_text(encoding="utf-8"))["exercises"]
+    kept = json.loads(progress.read_text(encoding="utf-8"))["exercises"] if progress.exists() else {}
     lab = notebook.stem.split("_")[0]
-    return {e.name: kept.get(e.name, {}).get("state") for e in all_exercises().values() if e.lab == lab}
+    names = [exercise.name for exercise in all_exercises().values() if exercise.lab == lab]
+    return {name: kept.get(name, {}).get("state", "not attempted") for name in names}
 
 
 def compared(notebook: Path) -> int:
