@@ -12,6 +12,8 @@ from collections.abc import Sequence
 import torch.distributed as dist
 from torch import Tensor
 
+TAG = 1  # of the messages of our collectives, so that they never meet the caller's own, whose tag is 0
+
 
 def rank_and_size(group: dist.ProcessGroup | None = None) -> tuple[int, int]:
     """This rank's number within the group, and the number of ranks in it. Raises ValueError outside the group."""
@@ -71,16 +73,19 @@ def wait(works: Sequence[dist.Work]) -> None:
         work.wait()
 
 
-def send_recv(out: Tensor, to: int, into: Tensor, source: int, group: dist.ProcessGroup | None = None) -> Tensor:
+def send_recv(
+    out: Tensor, to: int, into: Tensor, source: int, group: dist.ProcessGroup | None = None, tag: int = 0
+) -> Tensor:
     """Send `out` to group rank `to` while receiving `into` from group rank `source`. Returns `into`, filled.
 
     Both are posted before either is waited for, so a ring of ranks that all call this at once cannot deadlock. With
-    plain `send` and `recv` everybody would stand in `send` and nobody would receive.
+    plain `send` and `recv` everybody would stand in `send` and nobody would receive. Posted as one batch, because on
+    a GPU the two operations of a pair would otherwise queue behind each other.
     """
     ops = []
     if out.numel():
-        ops.append(dist.P2POp(dist.isend, out, group=group, group_peer=to))
+        ops.append(dist.P2POp(dist.isend, out, group=group, tag=tag, group_peer=to))
     if into.numel():
-        ops.append(dist.P2POp(dist.irecv, into, group=group, group_peer=source))
+        ops.append(dist.P2POp(dist.irecv, into, group=group, tag=tag, group_peer=source))
     wait(dist.batch_isend_irecv(ops) if ops else [])
     return into
