@@ -193,7 +193,7 @@ def _where(exercise: Exercise, n: int, case: Case | None = None) -> str:
 def _not_yet(exercise: Exercise, findings: Findings, reports: dict[int, Any]) -> Verdict:
     failing = findings.first()
     pattern, told = "", ""
-    if failing in findings.values or failing in findings.stopped:
+    if exercise.on_ranks and (failing in findings.values or failing in findings.stopped):
         pattern, told = describe(findings.records)
     sentence = failing.sentence if failing.sentence.endswith((".", "?")) else failing.sentence + "."
     place = f"{failing.where}: {sentence}" if failing.where else sentence[0].upper() + sentence[1:]

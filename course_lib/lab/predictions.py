@@ -37,11 +37,8 @@ class Prediction:
         return f"{self.question}: your guess, in {self.unit}?" if self.unit else f"{self.question}?"
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
-        return (
-            {"text/plain": str(self), **_widget(self)._repr_mimebundle_()}
-            if show.in_notebook()
-            else {"text/plain": str(self)}
-        )
+        widget = _widget(self)._repr_mimebundle_() if show.in_notebook() else {}
+        return widget | {"text/plain": str(self)}
 
 
 def predict(question: str, unit: str = "", choices: Sequence[str] | None = None) -> Prediction:

@@ -38,8 +38,10 @@ def wrong_kind(e: Evidence) -> str | None:
     for r in e.wrong:
         got, want = e.observed[r], e.expected[r]
         if not isinstance(got, Tensor) or not isinstance(want, Tensor):
-            what = f": {got!r}, not {want!r}" if is_plain(got) and is_plain(want) else f" {kind(got)}, not {kind(want)}"
-            return f"{who(e, r)} returned{_of(e)}{what}"
+            if is_plain(got) and is_plain(want):
+                part = f", {e.where}" if e.where else ""
+                return f"{who(e, r)}{part}: {got!r}, it should be {want!r}"
+            return f"{who(e, r)} returned{_of(e)} {kind(got)}, not {kind(want)}"
     return None
 
 

@@ -1,0 +1,24 @@
+"""Hints come one at a time, the solution last, and how many were used is kept."""
+
+import pytest
+
+from course_lib import lab
+from course_lib.lab import exercise, progress
+
+
+def test_the_ladder(own_progress):
+    rungs = exercise.find("ring_all_gather").hints
+    shown = [lab.hint("ring_all_gather") for _ in range(len(rungs) + 2)]
+    assert str(shown[0]).startswith("Hint 1 of 3. Everybody starts with one chunk.")
+    assert "step 0   sends c2 (its own)   receives c1" in shown[1].code and shown[1].text.endswith("receives:")
+    assert "One more call shows the solution." in str(shown[2])
+    assert str(shown[3]) == str(shown[4]) and "def ring_all_gather" in shown[3].code
+    assert progress.load()["exercises"]["ring_all_gather"] == {"hints": 4}
+
+
+def test_by_the_function(own_progress):
+    def all_reduce(x): ...
+
+    assert "Hint 1" in str(lab.hint(all_reduce))
+    with pytest.raises(LookupError, match="No exercise is called 'nothing'"):
+        lab.hint("nothing")
