@@ -79,7 +79,9 @@ def install(root=ROOT):
                 f"Could not make .venv ({error}). On Debian and Ubuntu the module is a package of its own: "
                 f"apt install python{sys.version_info[0]}.{sys.version_info[1]}-venv"
             )
-    pip = [python, "-m", "pip", "install", "--disable-pip-version-check", "--quiet", "--progress-bar", "off"]
+    pip = [python, "-m", "pip", "install", "--disable-pip-version-check"]
+    if not sys.stdout.isatty():  # in a log nobody waits for the next line
+        pip += ["--quiet", "--progress-bar", "off"]
     code = subprocess.run([*pip, "-c", "constraints.txt", "-e", ".[labs,test]"], cwd=root).returncode
     if code:
         sys.exit(f"pip could not install the workbook (exit code {code}); see above. Try again: make setup")
