@@ -195,9 +195,14 @@ class Notebook:
         return "\n".join(self.cell(piece).locator(".jp-OutputArea-output").all_inner_texts())
 
     def errors(self) -> list[str]:
-        """What the page shows in red, errors and warnings alike, and widgets that could not be drawn."""
-        shown = self.page.locator("[data-mime-type='application/vnd.jupyter.stderr'], .jupyter-widgets-error-widget")
-        return shown.all_inner_texts()
+        """What the page shows in red, errors and warnings alike, and widgets that could not be drawn.
+
+        Cells that are meant to fail (tagged raises-exception) are left out.
+        """
+        meant = "w => (w.model.getMetadata('tags') || []).includes('raises-exception')"
+        red = "[data-mime-type='application/vnd.jupyter.stderr'], .jupyter-widgets-error-widget"
+        find = f"w => [...w.node.querySelectorAll(`{red}`)].map(shown => shown.innerText)"
+        return self.call(f"() => {CELLS}.filter(w => !({meant})(w)).flatMap({find})")
 
     def not_run(self) -> list[str]:
         """The code cells that no run has reached."""
