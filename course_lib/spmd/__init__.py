@@ -8,9 +8,9 @@
     spmd.run(hello, ranks=4)
 
 Each rank is a fresh process, forked from a server that has imported torch already; nothing is left of it afterwards.
-How the parts fit: `launch.py` runs, `client.py` and `server.py` fork, `rank.py` is what a rank does, `record.py` and
-`beacon.py` note what it asks of torch.distributed and where it is, `compare.py` and `explain.py` turn that into a
-cause.
+How the parts fit: `launch.py` runs; `client.py` and `server.py` fork; `rank.py` is what a rank does; `record.py`,
+`flight.py` and `beacon.py` note what it asks of torch.distributed and where it is; `compare.py` and `explain.py` turn
+that into a cause.
 """
 
 from .backend import Choice, choose

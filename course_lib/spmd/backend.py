@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from . import flight
+
 # Variables a rank needs before it talks to its peers. Ranks of one run share one machine: the loopback interface.
 _LOOPBACK = "lo0" if os.uname().sysname == "Darwin" else "lo"
 
@@ -51,7 +53,7 @@ def environment(choice: Choice, rank: int, port: int) -> dict[str, str]:
     Where the reader's own environment sets GLOO_SOCKET_IFNAME or a thread count, that stays.
     """
     ranks = str(len(choice.devices))
-    return {
+    return {name: os.environ.get(name, value) for name, value in flight.ENVIRONMENT.items()} | {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "GROUP_RANK": "0",

@@ -7,6 +7,7 @@ call it is in. A rank that dies by SIGKILL can say nothing; its blackboard still
 from __future__ import annotations
 
 import copy
+import itertools
 import marshal
 import mmap
 import os
@@ -14,19 +15,22 @@ import sys
 import threading
 import time
 
+from . import flight
 from .record import Recorder, decode, encode, own_line
 from .report import Frame, Op
 
 _BYTES = 8192
 PERIOD_S = 0.05
+_BEATS_TO_FLIGHT = 10  # twice a second: reading torch's recorder takes a few tenths of a millisecond
 _COUNT = 4  # bytes of the length that leads the text
 
 
 class Beacon:
-    """Publishes this process's place. `start()` once; `now(frame)` to publish a place at once."""
+    """Publishes this process's place. `start()` once; `now()` to publish it at once. path: without the ending."""
 
     def __init__(self, path: str, recorder: Recorder):
-        with open(path, "r+b") as file:
+        self._flights = path + ".flight"
+        with open(path + ".board", "r+b") as file:
             file.truncate(_BYTES)
             self._board = mmap.mmap(file.fileno(), _BYTES)
         self._recorder = recorder
@@ -49,8 +53,10 @@ class Beacon:
             self.now()
 
     def _run(self) -> None:
-        while True:
+        for beat in itertools.count():
             self.now()
+            if beat % _BEATS_TO_FLIGHT == 0:
+                flight.write(self._flights)
             time.sleep(PERIOD_S)
 
     def now(self) -> None:

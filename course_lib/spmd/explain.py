@@ -196,11 +196,7 @@ def _waits_for(report: RankReport, by_rank: dict[int, RankReport]) -> set[int]:
         return set()
     if op.point_to_point:
         return {op.peer} if op.peer is not None else set(op.group) - {report.rank}
-    return {
-        member
-        for member in op.group
-        if member in by_rank and sum(other.key == op.key for other in by_rank[member].ops) <= op.index
-    }
+    return {member for member in op.group if member in by_rank and by_rank[member].calls_on(op.key) <= op.index}
 
 
 def _cycle(waits: dict[int, set[int]]) -> list[int]:

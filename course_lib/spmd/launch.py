@@ -18,7 +18,7 @@ from typing import Any
 
 from ..timeline import Timeline
 from . import backend as backends
-from . import beacon, pickles, record
+from . import beacon, flight, pickles, record
 from .client import Client, server
 from .compare import first_mismatch
 from .explain import explain, where
@@ -279,6 +279,8 @@ def _report(run: _Run, rank: int) -> RankReport:
     report = RankReport(rank, "running", output=_output(run.path(rank, "out")))
     report.ops = record.read_log(run.path(rank, "log"))
     report.last_seen, waiting = beacon.read(run.path(rank, "board"))
+    flights = flight.read(run.path(rank, "flight"))
+    report.begun = {key: group.begun for key, group in flights.items()}
     end = run.ends.get(rank)
     if end is not None:
         report.status = "returned" if end.returned else "raised"
@@ -292,7 +294,7 @@ def _report(run: _Run, rank: int) -> RankReport:
         report.status = "died"
         report.exit_code, report.ended_ns = run.exits[rank]
         report.failed_in = waiting
-    elif waiting is not None:
+    elif waiting := waiting or flight.waiting_in(flights, report.stack, report.where):
         report.status, report.waiting = "waiting", waiting
     elif _stopped(run.pids.get(rank)):
         report.status = "stopped"

@@ -2,9 +2,9 @@
 
 The run's folder holds what the launcher wrote: `run.json` (environment, paths, backend) and `call.pkl` (the function
 and its arguments). A rank adds, all under its number: `.out` (what it prints), `.log` (its collectives), `.board` (its
-blackboard), `.stack` (Python stacks, written by faulthandler), and when it ends `.end` (a pickle of how it ended) and
-`.value` (its result or exception). Then it says so on the control socket and stays, connected, until it is killed:
-a rank that left at once would look to its peers like a lost connection.
+blackboard), `.flight` (what torch's flight recorder holds), `.stack` (Python stacks, written by faulthandler), and when
+it ends `.end` (a pickle of how it ended) and `.value` (its result or exception). Then it says so on the control socket
+and stays, connected, until it is killed: a rank that left at once would look to its peers like a lost connection.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 
 from ..timeline import spans
-from . import pickles, record
+from . import flight, pickles, record
 from .beacon import Beacon
 from .report import Frame, Op
 from .server import STACK_SIGNAL
@@ -65,7 +65,7 @@ def main(rank: int, folder: str, control: int) -> None:
     own = os.path.join(folder, str(rank))
     _prepare_process(run, rank, own)
     recorder = record.install(os.open(own + ".log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
-    beacon = Beacon(own + ".board", recorder)
+    beacon = Beacon(own, recorder)
     pickles.keep_sources(run["sources"])
     end, value = _call(run, rank, folder, recorder, beacon)
     _leave_behind(own, end, value)
@@ -176,6 +176,7 @@ def _leave_behind(own: str, end: End, value: Any) -> None:
         if end.returned:
             end = End(False, end.at_ns, f"{type(error).__name__}: {error}", [])
     end.spans = spans.drain()
+    flight.write(own + ".flight")
     with open(own + ".end", "wb") as file:
         pickle.dump(end, file)
     sys.stdout.flush()

@@ -150,7 +150,12 @@ class RankReport:
     output: str = ""
     ended_ns: int = 0
     failed_in: Op | None = None  # the communication call that `error` came out of
+    begun: dict[str, int] = field(default_factory=dict)  # collectives begun, by group, where torch counted them
     last_seen: Frame | None = None  # where a rank that died was seen last
+
+    def calls_on(self, key: str) -> int:
+        """How many collectives this rank has begun on the group of this key."""
+        return self.begun[key] if key in self.begun else sum(op.key == key for op in self.ops)
 
     @property
     def own_stack(self) -> list[Frame]:

@@ -395,3 +395,30 @@ def test_a_bad_call_is_refused_in_one_sentence():
         spmd.run(print, ranks=2, backend="mpi")
     with pytest.raises(TypeError, match="needs a function"):
         spmd.run("print", ranks=2)
+
+
+def skipped_backward():
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+    loss = model(torch.ones(2, 4)).sum()
+    if dist.get_rank() == 1:
+        return
+    loss.backward()  # here
+
+
+def stuck_before_backward():
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+    loss = model(torch.ones(2, 4)).sum()
+    if dist.get_rank() == 1:
+        threading.Event().wait()  # here
+    loss.backward()  # here
+
+
+@pytest.mark.parametrize(("function", "kind"), [(skipped_backward, "early_return"), (stuck_before_backward, "missing")])
+def test_a_hang_in_collectives_that_ddp_starts_itself_is_explained_too(function, kind):
+    with pytest.raises(spmd.HangError) as caught:
+        spmd.run(function, ranks=3, timeout=SHORT, show=False)
+    cause, text = caught.value.cause, str(caught.value)
+    assert (cause.kind, cause.ranks) == (kind, (1,)), text
+    assert "Ranks 0 and 2 wait for rank 1 in\n  all_reduce of float32[20]" in text, text
+    for line in marked_lines(function):
+        assert f"test_failures.py, line {line}:" in text, text
