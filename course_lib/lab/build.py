@@ -105,7 +105,10 @@ def execute(notebook: NotebookNode, root: Path) -> None:
         )
         try:
             client.execute(env=env)
-        except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
+        except CellExecutionError as error:
+            what = f"{error.ename}: {error.evalue.strip().splitlines()[0] if error.evalue.strip() else ''}"
+            raise BuildError(f"the solved notebook does not run, {what}\n{error.traceback}") from error
+        except (CellTimeoutError, DeadKernelError) as error:
             raise BuildError(f"the solved notebook does not run: {error}") from error
     # The kernel adds its exact Python version, which would change the file from machine to machine.
     notebook.metadata["language_info"] = {"name": "python"}

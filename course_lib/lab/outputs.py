@@ -48,7 +48,7 @@ def refuse(notebook: NotebookNode) -> None:
     A path says something about the author's machine and nothing to the reader; a progress bar differs on every run.
     """
     places = "|".join(map(re.escape, [*PLACES, str(Path.home()), tempfile.gettempdir()]))
-    path_here = re.compile(rf"(?<![\w.~/])(?:{places})/[\w.-]+")
+    path_here = re.compile(rf"(?<![\w.~/])(?:{places}|~)/[\w.-]+")
     for number, cell in enumerate(notebook.cells, start=1):
         for output in cell.get("outputs", []):
             for text in texts(output):
