@@ -27,10 +27,10 @@ def cost_explorer(models: Mapping[str, Model], alpha: float, beta: float, ranks:
     many = sorted({ranks, *(2**power for power in range(1, 11))})
     controls = {
         "microseconds": slider(
-            FloatLogSlider, "alpha (µs a message)", microseconds, min=-1, max=4, step=0.05, readout_format=".3g"
+            FloatLogSlider, "alpha (µs a message)", microseconds, min=-1, max=4, step=0.01, readout_format=".3g"
         ),
         "gb_per_second": slider(
-            FloatLogSlider, "1 / beta (GB/s)", gb_per_second, min=-2, max=3, step=0.05, readout_format=".3g"
+            FloatLogSlider, "1 / beta (GB/s)", gb_per_second, min=-2, max=3, step=0.01, readout_format=".3g"
         ),
         "ranks": slider(SelectionSlider, "ranks", ranks, options=many),
     }

@@ -3,8 +3,10 @@
 import base64
 import re
 
+import nbformat
 import pytest
 from ipywidgets import IntSlider
+from nbconvert import HTMLExporter
 
 from course_lib.lab.widgets.stage import Stage, slider
 from course_lib.timeline.picture import Picture
@@ -93,3 +95,12 @@ def test_two_sliders_cut_back_at_once_are_drawn_once_and_only_when_both_are_righ
         limits=lambda n, a, b: {"a": n, "b": n},
     ).controls["n"].value = 4
     assert drawn == [(9, 9, 9), (4, 4, 4)]
+
+
+def test_a_page_without_a_kernel_shows_the_still(stage):
+    data, metadata = stage._repr_mimebundle_()
+    output = nbformat.v4.new_output("execute_result", data, metadata=metadata, execution_count=1)
+    cell = nbformat.v4.new_code_cell("stage", outputs=[output], execution_count=1)
+    html, _ = HTMLExporter().from_notebook_node(nbformat.v4.new_notebook(cells=[cell]))
+    assert data["image/png"][:200] in html
+    assert 'width="400"' in html and 'height="300"' in html.replace("\n", "")
