@@ -124,3 +124,20 @@ def all_reduce(x: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
             chunks[receive].copy_(incoming)
     # END SOLUTION
     return total
+
+
+def fit_alpha_beta(sizes: Tensor, seconds: Tensor) -> tuple[float, float]:
+    """The line seconds = alpha + beta * size that fits measured times best. Returns (alpha, beta).
+
+    sizes: (m,) float64, bytes. seconds: (m,) float64. alpha: seconds per message. beta: seconds per byte.
+
+    The times span orders of magnitude, so it is the *relative* errors that should be small: divide each equation
+    alpha + beta * size = t by its own t. `torch.linalg.lstsq(A, b).solution` is the (alpha, beta) for which
+    A @ (alpha, beta) comes nearest to b.
+    """
+    # BEGIN SOLUTION
+    ones = torch.ones_like(seconds)
+    system = torch.stack([ones / seconds, sizes / seconds], dim=1)  # (m, 2)
+    alpha, beta = torch.linalg.lstsq(system, ones).solution
+    # END SOLUTION
+    return alpha.item(), beta.item()

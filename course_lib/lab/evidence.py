@@ -27,7 +27,7 @@ class Evidence:
     where: which part of the returned value this is: "" for the whole, "item 1", "`grad` of item 0".
     root, size: the case's root and tensor size, None where it has none.
     sent, least: bytes by rank; least is None where the exercise sets no bound.
-    timeline: of the run, where time is the point.
+    timeline: of the run, where time is the point. returned: the whole values that `observed` are parts of, if they are.
     """
 
     n: int
@@ -42,6 +42,7 @@ class Evidence:
     least: list[int] | None = None
     timeline: Any = None
     on_ranks: bool = True
+    returned: list[Any] | None = None
 
     @cached_property
     def wrong(self) -> list[int]:
@@ -116,6 +117,14 @@ def same(a: Any, b: Any) -> bool:
     return type(a) is type(b) and a == b
 
 
+def same_parts(a: Any, b: Any) -> bool:
+    """Whether `a` is the value `b`, part by part."""
+    mine, other = parts(a), parts(b)
+    return [k for k, _ in mine] == [k for k, _ in other] and all(
+        same(x, y) for (_, x), (_, y) in zip(mine, other, strict=True)
+    )
+
+
 def parts(value: Any, where: str = "") -> list[tuple[str, Any]]:
     """The tensors and plain values inside a returned value, each with the words that name it."""
     if isinstance(value, dict):
@@ -186,6 +195,7 @@ def collect(
         name = next(w[i][0] for w in want if i < len(w))
         # A rank whose value has fewer parts than others' has nothing to compare here.
         here = Evidence(n, [_part(w, i) for w in want], [_part(g, i) for g in got], inputs, where=name, **facts)
+        here.returned = observed
         if here.wrong:
             if here.comparable and n > 1 and (alone := _try(lambda: shares_of(expect, inputs))) is not None:
                 here.shares = [[_part(alone[j][r], i) for j in range(n)] for r in range(n)]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from course_lib.lab import attempt, progress, show
-from course_lib.lab.exercise import find
+from course_lib.lab.exercise import Exercise, find
 
 
-def hint(name: str | Callable) -> show.Message:
-    """The next hint of an exercise; call again for the next, the last is the solution. Which ones were used is kept.
+def hint(name: str | Callable) -> None:
+    """Show the next hint of an exercise; call again for the next, the last is the solution. How many were used is kept.
 
     name: the exercise's name, or the function itself. A hint whose first line ends in ":" is a sentence and a drawing.
     """
@@ -18,9 +18,15 @@ def hint(name: str | Callable) -> show.Message:
     rung = min(used + 1, rungs)
     if rung > used:
         progress.record("exercises", exercise.name, hints=rung)
-    if rung == rungs:
-        return show.Message("hint", "The solution, as the library has it.", code=attempt.library_source(exercise))
-    text, _, drawing = exercise.hints[rung - 1].partition(":\n")
-    text += ":" * bool(drawing)
-    more = "One more call shows the solution." if rung == rungs - 1 else "Call again for the next."
-    return show.Message("hint", f"Hint {rung} of {rungs - 1}. {text}", [more], drawing)
+    show.put(_solution(exercise) if rung == rungs else _rung(exercise, rung))
+
+
+def _solution(exercise: Exercise) -> show.Message:
+    return show.Message("hint", "The solution, as the library has it.", code=attempt.library_source(exercise))
+
+
+def _rung(exercise: Exercise, rung: int) -> show.Message:
+    last = len(exercise.hints)
+    text, colon, drawing = exercise.hints[rung - 1].partition(":\n")
+    more = "One more call shows the solution." if rung == last else "Call again for the next."
+    return show.Message("hint", f"Hint {rung} of {last}. {text}{colon.strip()}", [more], drawing)

@@ -53,14 +53,13 @@ def predict(question: str, unit: str = "", choices: Sequence[str] | None = None)
     return prediction
 
 
-def reveal(prediction: Prediction, value: float | str) -> show.Message:
-    """The answer, and how the guess compares with it, in one or two sentences. Keeps the answer beside the guess."""
+def reveal(prediction: Prediction, value: float | str) -> None:
+    """Show the answer and how the guess compares with it, in one or two sentences. Keep it beside the guess."""
     guess = prediction.guess
     value = value if isinstance(value, str) else float(value)  # a tensor of one element, a numpy number
     progress.record("predictions", prediction.question, value=value, unit=prediction.unit)
-    return show.Message(
-        "hint", f"{prediction.question}: **{_said(value, prediction.unit)}**. {compare(guess, value, prediction.unit)}"
-    )
+    text = f"{prediction.question}: **{_said(value, prediction.unit)}**. {compare(guess, value, prediction.unit)}"
+    show.put(show.Message("hint", text))
 
 
 def compare(guess: float | str | None, value: float | str, unit: str = "") -> str:

@@ -27,13 +27,14 @@ class State:
 def explain_stop(error: spmd.SpmdError, answer: Callable) -> tuple[str, str]:
     """(name, sentence) for the failure of a run of trial.py."""
     kind, rank = error.cause.kind, error.cause.rank
+    who = f"rank {rank}" if len(error.ranks) > 1 else "the answer"
     if kind == "raised":
-        return _raised(error.ranks[rank], answer)
+        return _raised(error.ranks[rank], answer, who)
     if kind == "exited":
         at = _at(error.ranks[rank], answer)
-        return "exits", f"rank {rank} called exit{at}. An answer ends with `return`, not with the process."
+        return "exits", f"{who} called exit{at}. An answer ends with `return`, not with the process."
     if kind == "died":
-        return "dies", f"rank {rank} {_death(error.ranks[rank].exit_code)}{_at(error.ranks[rank], answer)}."
+        return "dies", f"{who} {_death(error.ranks[rank].exit_code)}{_at(error.ranks[rank], answer)}."
     if kind == "mismatch":
         return "mismatch", error.cause.text
     return explain_hang([_state(report, answer) for report in error.ranks])
@@ -47,7 +48,8 @@ def explain_hang(states: list[State]) -> tuple[str, str]:
     if running:
         s = running[0]
         at = f" at line {s.line}: `{s.text}`" if s.line else ""
-        return "endless_loop", f"no end after some seconds: rank {s.rank} is still running{at}. Does this loop end?"
+        who = f"rank {s.rank}" if len(states) > 1 else "the answer"
+        return "endless_loop", f"no end after some seconds: {who} is still running{at}. Does this loop end?"
     told = "; ".join(_told(s) for s in waiting)
     if done:
         told += f"; {show.ranks(s.rank for s in done)} {'has' if len(done) == 1 else 'have'} returned"
@@ -108,14 +110,14 @@ def _at(report: spmd.RankReport, answer: Callable) -> str:
     return (f" at line {line}" + (f": `{text}`" if text else "")) if line else ""
 
 
-def _raised(report: spmd.RankReport, answer: Callable) -> tuple[str, str]:
+def _raised(report: spmd.RankReport, answer: Callable, who: str) -> tuple[str, str]:
     at, line = _at(report, answer), _line(report, answer)
     if report.error_text.startswith("NotImplementedError") and "NotImplementedError" in source_line(answer, line or 0):
         return (
             "leftover_raise",
             f"your code runs into the stub's `raise NotImplementedError` (line {line}). Delete that line.",
         )
-    return "raises", f"rank {report.rank} raised {report.error_text.strip()}{at}"
+    return "raises", f"{who} raised {report.error_text.strip()}{at}"
 
 
 def _death(code: int | None) -> str:

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from course_lib.collectives import simple
 from course_lib.lab.exercise import Case, Exercise, Timing, Wrong, random_tensor, vector
-from course_lib.lab.exercises.wrong import lab0 as wrong
+from course_lib.lab.exercises.lab0_cost import FIT_ALPHA_BETA
+from course_lib.lab.exercises.wrong import all_gather, all_reduce, broadcast, reduce_scatter
 
 FOUR_MI = 1 << 22  # elements: 16 MiB of float32
 RING_STEPS = "With n ranks there are n - 1 steps: does yours make n - 2?"
@@ -75,13 +76,13 @@ TREE_BROADCAST = Exercise(
         "unequal_steps": "Does somebody send to a place that is not there?",
     },
     wrong=[
-        Wrong(wrong.broadcast_ignoring_root, "Right for root 0, wrong for root"),
-        Wrong(wrong.broadcast_one_round_short, "returned their input unchanged"),
-        Wrong(wrong.broadcast_by_root_alone, "1.5 times the bytes"),
-        Wrong(wrong.broadcast_without_bound, "Does somebody send to a place that is not there?"),
-        Wrong(wrong.broadcast_all_receive, "All receive first and nobody sends"),
-        Wrong(wrong.broadcast_returning_input, "ranks 1, 2 and 3 returned their input unchanged"),
-        Wrong(wrong.broadcast_by_gloo, "This calls `dist.broadcast`: torch did the work"),
+        Wrong(broadcast.ignoring_root, "Right for root 0, wrong for root"),
+        Wrong(broadcast.one_round_short, "returned their input unchanged"),
+        Wrong(broadcast.by_root_alone, "1.5 times the bytes"),
+        Wrong(broadcast.without_bound, "Does somebody send to a place that is not there?"),
+        Wrong(broadcast.all_receive, "All receive first and nobody sends"),
+        Wrong(broadcast.returning_input, "ranks 1, 2 and 3 returned their input unchanged"),
+        Wrong(broadcast.by_gloo, "This calls `dist.broadcast`: torch did the work"),
     ],
 )
 
@@ -136,26 +137,24 @@ RING_REDUCE_SCATTER = Exercise(
     },
     wrong=[
         Wrong(
-            wrong.reduce_scatter_off_by_one,
+            reduce_scatter.off_by_one,
             "The values are right, their place is one too far. Look at which chunk you send",
         ),
-        Wrong(wrong.reduce_scatter_short, "are missing. With n ranks there are n - 1 steps"),
-        Wrong(wrong.reduce_scatter_whole_tensor, "4 times the bytes"),
-        Wrong(wrong.reduce_scatter_into_sent_buffer, "is changed before that send is waited for"),
-        Wrong(wrong.reduce_scatter_never_waiting, "is never waited for"),
-        Wrong(wrong.reduce_scatter_send_send, "All send first and nobody receives"),
-        Wrong(wrong.reduce_scatter_returning_input, "returned its input unchanged"),
-        Wrong(wrong.reduce_scatter_own_chunk, "only its own values"),
-        Wrong(wrong.reduce_scatter_mean, "a mean where a sum is needed"),
-        Wrong(
-            wrong.reduce_scatter_own_chunk_again, "should hold chunk 3 of every rank, added; it holds chunk 0 of rank 0"
-        ),
-        Wrong(wrong.reduce_scatter_in_place, "changed its input in place"),
-        Wrong(wrong.reduce_scatter_without_return, "Is a `return` missing?"),
-        Wrong(wrong.reduce_scatter_by_gloo, "torch did the work"),
-        Wrong(wrong.reduce_scatter_by_library, "This calls the library's `ring_reduce_scatter`"),
-        Wrong(wrong.reduce_scatter_endless, "Does this loop end?"),
-        Wrong(wrong.reduce_scatter_leftover_raise, "Delete that line"),
+        Wrong(reduce_scatter.short, "are missing. With n ranks there are n - 1 steps"),
+        Wrong(reduce_scatter.whole_tensor, "4 times the bytes"),
+        Wrong(reduce_scatter.into_sent_buffer, "is changed before that send is waited for"),
+        Wrong(reduce_scatter.never_waiting, "is never waited for"),
+        Wrong(reduce_scatter.send_send, "All send first and nobody receives"),
+        Wrong(reduce_scatter.returning_input, "returned its input unchanged"),
+        Wrong(reduce_scatter.own_chunk, "only its own values"),
+        Wrong(reduce_scatter.mean, "a mean where a sum is needed"),
+        Wrong(reduce_scatter.own_chunk_again, "should hold chunk 3 of every rank, added; it holds chunk 0 of rank 0"),
+        Wrong(reduce_scatter.in_place, "changed its input in place"),
+        Wrong(reduce_scatter.without_return, "Is a `return` missing?"),
+        Wrong(reduce_scatter.by_gloo, "torch did the work"),
+        Wrong(reduce_scatter.by_library, "This calls the library's `ring_reduce_scatter`"),
+        Wrong(reduce_scatter.endless, "Does this loop end?"),
+        Wrong(reduce_scatter.leftover_raise, "Delete that line"),
     ],
 )
 
@@ -202,13 +201,13 @@ RING_ALL_GATHER = Exercise(
         "too_many_bytes": ONE_CHUNK,
     },
     wrong=[
-        Wrong(wrong.all_gather_short, "With n ranks there are n - 1 steps"),
-        Wrong(wrong.all_gather_rotated, "The values are right, their place is one too far"),
-        Wrong(wrong.all_gather_own_chunk_only, "stands in 3 places"),
-        Wrong(wrong.all_gather_in_order_of_arrival, "their order is not"),
-        Wrong(wrong.all_gather_everything, "times the bytes. Only one chunk need travel"),
-        Wrong(wrong.all_gather_wrong_shape, "their arrangement is not"),
-        Wrong(wrong.all_gather_by_gloo, "This calls `dist.all_gather`: torch did the work"),
+        Wrong(all_gather.short, "With n ranks there are n - 1 steps"),
+        Wrong(all_gather.rotated, "The values are right, their place is one too far"),
+        Wrong(all_gather.own_chunk_only, "stands in 3 places"),
+        Wrong(all_gather.in_order_of_arrival, "their order is not"),
+        Wrong(all_gather.everything, "times the bytes. Only one chunk need travel"),
+        Wrong(all_gather.wrong_shape, "their arrangement is not"),
+        Wrong(all_gather.by_gloo, "This calls `dist.all_gather`: torch did the work"),
     ],
 )
 
@@ -262,24 +261,24 @@ ALL_REDUCE = Exercise(
         "too_many_bytes": ONE_CHUNK,
     },
     wrong=[
-        Wrong(wrong.all_reduce_dividing_sizes, "Right where the number of ranks divides the size"),
-        Wrong(wrong.all_reduce_short, "Reducing takes n - 1 steps"),
-        Wrong(wrong.all_reduce_whole_tensor, "2 times the bytes"),
-        Wrong(wrong.all_reduce_into_sent_buffer, "is changed before that send is waited for"),
-        Wrong(wrong.all_reduce_mean, "a mean where a sum is needed"),
-        Wrong(wrong.all_reduce_adding_throughout, "a sum, but of the wrong shares"),
-        Wrong(wrong.all_reduce_max, "all ranks agree, but on a wrong value"),
-        Wrong(wrong.all_reduce_without_gather, "Reducing takes n - 1 steps, gathering n - 1 more"),
-        Wrong(wrong.all_reduce_of_rank_0, "holds rank 0's input"),
-        Wrong(wrong.all_reduce_returning_input, "returned its input unchanged"),
-        Wrong(wrong.all_reduce_in_place, "changed its input in place"),
-        Wrong(wrong.all_reduce_flattened, "their arrangement is not"),
-        Wrong(wrong.all_reduce_in_float, "it should stay int64"),
-        Wrong(wrong.all_reduce_by_gloo, "This calls `dist.all_reduce`: torch did the work"),
-        Wrong(wrong.all_reduce_exit, "called exit"),
-        Wrong(wrong.all_reduce_killed, "killed by SIGKILL"),
-        Wrong(wrong.all_reduce_raising, "raised ZeroDivisionError"),
+        Wrong(all_reduce.dividing_sizes, "Right where the number of ranks divides the size"),
+        Wrong(all_reduce.short, "Reducing takes n - 1 steps"),
+        Wrong(all_reduce.whole_tensor, "2 times the bytes"),
+        Wrong(all_reduce.into_sent_buffer, "is changed before that send is waited for"),
+        Wrong(all_reduce.mean, "a mean where a sum is needed"),
+        Wrong(all_reduce.adding_throughout, "a sum, but of the wrong shares"),
+        Wrong(all_reduce.maximum, "all ranks agree, but on a wrong value"),
+        Wrong(all_reduce.without_gather, "Reducing takes n - 1 steps, gathering n - 1 more"),
+        Wrong(all_reduce.of_rank_0, "holds rank 0's input"),
+        Wrong(all_reduce.returning_input, "returned its input unchanged"),
+        Wrong(all_reduce.in_place, "changed its input in place"),
+        Wrong(all_reduce.flattened, "their arrangement is not"),
+        Wrong(all_reduce.in_float, "it should stay int64"),
+        Wrong(all_reduce.by_gloo, "This calls `dist.all_reduce`: torch did the work"),
+        Wrong(all_reduce.exits, "called exit"),
+        Wrong(all_reduce.killed, "killed by SIGKILL"),
+        Wrong(all_reduce.raising, "raised ZeroDivisionError"),
     ],
 )
 
-EXERCISES = [TREE_BROADCAST, RING_REDUCE_SCATTER, RING_ALL_GATHER, ALL_REDUCE]
+EXERCISES = [TREE_BROADCAST, RING_REDUCE_SCATTER, RING_ALL_GATHER, ALL_REDUCE, FIT_ALPHA_BETA]

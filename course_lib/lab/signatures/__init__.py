@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from course_lib.lab.evidence import Evidence, same
+from course_lib.lab.evidence import Evidence, same_parts
 from course_lib.lab.signatures.counts import mixed_chunks, partial_sums, scaled, share_missing, share_twice
 from course_lib.lab.signatures.places import another_ranks_input, another_ranks_value, chunks_permuted
 from course_lib.lab.signatures.ranks import agree_but_wrong, an_element_differs, one_rank_right, ranks_disagree
@@ -60,12 +60,13 @@ def explain(e: Evidence, own: Iterable[Signature] = ()) -> tuple[str, str]:
 
 
 def looks_like(compute: Callable[[list[tuple], int], list], name: str, sentence: str) -> Signature:
-    """A signature for an exercise: the wrong values are those that `compute(inputs, n)` gives, rank by rank."""
+    """A signature for an exercise: what the wrong ranks returned is what `compute(inputs, n)` gives, rank by rank."""
 
     @signature
     def find(e: Evidence) -> str | None:
         mistaken = compute(e.inputs, e.n)
-        return sentence if all(same(e.observed[r], mistaken[r]) for r in e.wrong) else None
+        returned = e.returned or e.observed
+        return sentence if all(same_parts(returned[r], mistaken[r]) for r in e.wrong) else None
 
     find.__name__ = name
     return find
