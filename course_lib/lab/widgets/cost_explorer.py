@@ -2,58 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from ipywidgets import FloatLogSlider, SelectionSlider
 
-from course_lib.lab.widgets.cost_curves import Model, reigns, size_text, time_text
+from course_lib.lab.widgets.cost_curves import all_reduce_costs, reigns, size_text, time_text
 from course_lib.lab.widgets.cost_picture import LARGEST, SMALLEST, draw
 from course_lib.lab.widgets.stage import Stage, slider
+from course_lib.timeline.picture import Picture
 
-MICROSECONDS = (0.1, 10_000)  # what the slider for alpha reaches
-GB_PER_SECOND = (0.01, 1_000)
+MICROSECONDS = (-1, 4)  # what the sliders reach, as powers of ten
+GB_PER_SECOND = (-2, 3)
+RANKS = (*range(2, 17), 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 
 
-def cost_explorer(models: Mapping[str, Model], alpha: float, beta: float, ranks: int = 4) -> Stage:
-    """Start from a machine's own alpha (seconds a message) and beta (seconds a byte), at least 2 ranks.
+def cost_explorer(alpha: float, beta: float, ranks: int = 4) -> Stage:
+    """Start from a machine's own alpha (seconds a message) and beta (seconds a byte), with at least 2 ranks.
 
-    Values beyond what the sliders reach are refused: a fit that gives such a value has gone wrong.
+    A value beyond a slider's end (a fit may find an alpha or a beta of 0) starts at that end.
     """
-    microseconds, gb_per_second = 1e6 * alpha, 1e-9 / beta if beta > 0 else float("inf")
-    _must_lie_within("alpha", microseconds, MICROSECONDS, "µs")
-    _must_lie_within("1 / beta", gb_per_second, GB_PER_SECOND, "GB/s")
+    if not (alpha >= 0 and beta >= 0):
+        raise ValueError(f"alpha and beta are times of 0 s or more; {alpha:g} s and {beta:g} s a byte were given.")
     if ranks < 2:
         raise ValueError(f"An all-reduce needs at least 2 ranks to cost anything; {ranks} were given.")
-    many = sorted({ranks, *(2**power for power in range(1, 11))})
+    gb_per_second = 1e-9 / beta if beta else float("inf")
     controls = {
-        "microseconds": slider(
-            FloatLogSlider, "alpha (µs a message)", microseconds, min=-1, max=4, step=0.01, readout_format=".3g"
-        ),
-        "gb_per_second": slider(
-            FloatLogSlider, "1 / beta (GB/s)", gb_per_second, min=-2, max=3, step=0.01, readout_format=".3g"
-        ),
-        "ranks": slider(SelectionSlider, "ranks", ranks, options=many),
+        "microseconds": _log_slider("alpha (µs a message)", 1e6 * alpha, MICROSECONDS),
+        "gb_per_second": _log_slider("1 / beta (GB/s)", gb_per_second, GB_PER_SECOND),
+        "ranks": slider(SelectionSlider, "ranks", ranks, options=sorted({ranks, *RANKS})),
     }
-
-    def picture(microseconds: float, gb_per_second: float, ranks: int):
-        return draw(models, ranks, 1e-6 * microseconds, 1e-9 / gb_per_second)
-
-    def words(microseconds: float, gb_per_second: float, ranks: int) -> str:
-        alpha, beta = 1e-6 * microseconds, 1e-9 / gb_per_second
-        found = reigns(models, SMALLEST, LARGEST, ranks, alpha, beta)
-        fastest = f"Fastest: {found[0].name}" + "".join(f"; from {size_text(r.smallest)} {r.name}" for r in found[1:])
-        return f"{ranks} ranks, {time_text(alpha)} a message, {gb_per_second:.3g} GB/s. {fastest}."
-
     return Stage(
         name="All-reduce by the cost model",
         controls=controls,
-        draw=picture,
-        words=words,
-        still=lambda: picture(**{name: control.value for name, control in controls.items()}),
+        draw=_picture,
+        words=_words,
+        still=lambda: _picture(**{name: control.value for name, control in controls.items()}),
     )
 
 
-def _must_lie_within(what: str, value: float, limits: tuple[float, float], unit: str) -> None:
-    low, high = limits
-    if not low <= value <= high:
-        raise ValueError(f"{what} is {value:.3g} {unit}; the explorer shows {low:g} to {high:,g} {unit}.")
+def _log_slider(label: str, value: float, powers: tuple[int, int]) -> FloatLogSlider:
+    low, high = powers
+    value = min(max(value, 10.0**low), 10.0**high)
+    return slider(FloatLogSlider, label, value, min=low, max=high, step=0.01, readout_format=".3g")
+
+
+def _picture(microseconds: float, gb_per_second: float, ranks: int) -> Picture:
+    return draw(ranks, 1e-6 * microseconds, 1e-9 / gb_per_second)
+
+
+def _words(microseconds: float, gb_per_second: float, ranks: int) -> str:
+    alpha, beta = 1e-6 * microseconds, 1e-9 / gb_per_second
+    first, *others = reigns(all_reduce_costs(ranks), SMALLEST, LARGEST, alpha, beta)
+    fastest = f"Fastest: {first.name}" + "".join(f"; from {size_text(r.smallest)} {r.name}" for r in others)
+    return f"{ranks} ranks, {time_text(alpha)} a message, {gb_per_second:.3g} GB/s. {fastest}."
