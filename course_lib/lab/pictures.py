@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from course_lib.lab.widgets.cost_curves import size_text, time_text
+from course_lib.lab.widgets.cost_curves import size_text, sizes_between, time_text
 from course_lib.spmd import Traffic
 from course_lib.timeline import picture
 from course_lib.timeline.picture import BLUE, FAINT, GREEN, INK, ORANGE, QUIET, SKY, VERMILION, Picture
@@ -49,8 +49,9 @@ def message_cost(sizes: Sequence[float], seconds: Sequence[float], alpha: float,
     figure = Picture(7.6, 4.0)
     ax = figure.add_subplot()
     ax.plot(sizes, seconds, "o", color=BLUE, markersize=7, label="measured")
-    line = [alpha + beta * size for size in sizes]
-    ax.plot(sizes, line, color=VERMILION, linewidth=2, label=f"{time_text(alpha)} + size / {1e-9 / beta:.2g} GB/s")
+    smooth = sizes_between(min(sizes), max(sizes))
+    line = [alpha + beta * size for size in smooth]
+    ax.plot(smooth, line, color=VERMILION, linewidth=2, label=f"{time_text(alpha)} + size / {1e-9 / beta:.2g} GB/s")
     both = alpha / beta
     ax.axvline(both, color=QUIET, linewidth=0.9, zorder=0)
     ax.annotate(f"half and half:\n{size_text(both)}", (both, 0.97), (5, 0), xycoords=("data", "axes fraction"),
