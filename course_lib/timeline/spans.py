@@ -20,6 +20,7 @@ from typing import NamedTuple
 LIMIT = 100_000
 COMPUTE, COMM, DROPPED = "compute", "comm", "dropped"
 MAIN, NETWORK = "main", "network"
+PLAIN = frozenset({int, float, str, bool, type(None)})  # kept as they are
 
 
 class Span(NamedTuple):
@@ -45,7 +46,7 @@ def record(
     if (kind != COMPUTE and kind != COMM) or (lane != MAIN and lane != NETWORK) or end_ns < start_ns:
         raise ValueError(_what_is_wrong(name, start_ns, end_ns, kind, lane))
     if args:
-        args = {key: _plain(value) for key, value in args.items()}
+        args = {key: value if type(value) in PLAIN else _plain(value) for key, value in args.items()}
     if len(_buffer) < LIMIT:
         _buffer.append(Span(name, start_ns, end_ns, kind, lane, args))
     else:
@@ -101,12 +102,14 @@ def _drop(start_ns: int, end_ns: int) -> None:
 
 def _plain(value):
     """A value that is small, pickles anywhere and can be written as JSON."""
-    if value is None or isinstance(value, (bool, int, float, str)):
+    if type(value) in PLAIN:
         return value
     if isinstance(value, (tuple, list)):  # a torch.Size among them
         return tuple(_plain(item) for item in value[:8])
-    if isinstance(value, numbers.Integral):  # numpy's integers
+    if isinstance(value, numbers.Integral):  # numpy's integers among them
         return int(value)
+    if isinstance(value, numbers.Real):
+        return float(value)
     return type(value).__name__
 
 

@@ -74,10 +74,15 @@ def test_span_refuses_an_unknown_kind_before_the_block_runs():
 
 def test_arguments_stay_small_and_plain():
     big = torch.zeros(1000)
-    record("a", 0, 1, args={"x": big, "shape": big.shape, "n": np.int64(3), "f": 0.5, "none": None, "l": [1, big]})
+    record(
+        "a",
+        0,
+        1,
+        args={"x": big, "shape": big.shape, "n": np.int64(3), "f": np.float32(0.5), "none": None, "l": [1, big]},
+    )
     args = drain()[0].args
     assert args == {"x": "Tensor", "shape": (1000,), "n": 3, "f": 0.5, "none": None, "l": (1, "Tensor")}
-    assert type(args["n"]) is int and type(args["shape"]) is tuple
+    assert type(args["n"]) is int and type(args["f"]) is float and type(args["shape"]) is tuple
 
 
 def test_a_full_buffer_keeps_the_first_spans_and_counts_the_rest(monkeypatch):
