@@ -61,6 +61,7 @@ def test_a_notebook_without_outputs_counts_as_comparing_nothing(built):
         ("ours takes 0.93x of gloo's time", "ours takes 1.4x of gloo's time"),
         ("pid 17, port 5000", "pid 4, port 61234"),
         ("<f at 0x7f12>", "<f at 0xab34>"),
+        ("in cell In[7], line 5", "in cell In[1], line 5"),
         ("cores    2\nmemory   24 GiB, 22 GiB free\nranks    4", "cores    16\nmemory   8 GiB, 1 GiB free\nranks    4"),
     ],
 )
@@ -77,6 +78,7 @@ def test_what_varies_is_overlooked(one, other):
         ("tensor([1., 2.])", "tensor([1., 3.])"),
         ("passed on 2, 3 and 4 ranks", "passed on 2 and 3 ranks"),
         ("ranks    4", "ranks    3"),
+        ("cell In[7], line 5", "cell In[7], line 6"),
     ],
 )
 def test_a_result_is_not(one, other):
