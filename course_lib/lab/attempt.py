@@ -7,6 +7,7 @@ import inspect
 import textwrap
 from collections.abc import Callable
 
+from course_lib.lab.blanks import BLANK, filled, stubbed
 from course_lib.lab.exercise import Exercise
 
 
@@ -51,8 +52,6 @@ def source_line(answer: Callable, line: int) -> str:
 
 def library_source(exercise: Exercise) -> str:
     """The solution as a learner would write it: the reference's source without the markers of its blank."""
-    from course_lib.lab.source import filled
-
     return filled(_source(exercise.reference) or "").strip()
 
 
@@ -72,11 +71,8 @@ def _tree(source: str | None) -> ast.stmt | None:
 
 def _given(reference: Callable) -> ast.stmt | None:
     """The stub as the learner got it, if the reference has a blank."""
-    # Here and not above: it brings jupytext, which ranks have no use for.
-    from course_lib.lab.source import BLANK, blanked
-
     source = _source(reference)
-    return _tree(blanked(source)) if source and BLANK.search(source) else None
+    return _tree(stubbed(source)) if source and BLANK.search(source) else None
 
 
 def _shape(tree: ast.stmt) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -99,9 +99,10 @@ def examine(exercise: Exercise, answer: Callable) -> Verdict:
     if problem := attempt.complaint(answer, exercise):
         return _not_yet(exercise, Findings(stopped=[Failing(1, "", "cannot_be_called", problem)]), {})
     findings, reports = Findings(), {}
+    task = replace(exercise.task, timing=None)
     with tempfile.TemporaryDirectory() as folder:
         for n in exercise.worlds:
-            error, reports[n] = _run(trial.try_cases, answer, exercise, folder, ranks=n, timeout=trial.PATIENCE_S)
+            error, reports[n] = _run(trial.try_cases, answer, task, folder, ranks=n, timeout=trial.PATIENCE_S)
             if not _judge_world(exercise, answer, n, Path(folder), error, findings):
                 break  # it would only stop again
     if findings.first() is None:
@@ -217,7 +218,7 @@ def _passed(exercise: Exercise, answer: Callable, findings: Findings) -> Verdict
         return Verdict(PASSED, show.Message(PASSED, text))
     n, what = max(exercise.worlds), exercise.timing.what
     rivals = {"yours": answer, "the library's": exercise.reference, **exercise.timing.rivals}
-    error, reports = _run(timing.time_rivals, rivals, exercise, ranks=n, timeout=timing.PATIENCE_S)
+    error, reports = _run(timing.time_rivals, rivals, exercise.task, ranks=n, timeout=timing.PATIENCE_S)
     if error is not None:
         findings.stopped.append(Failing(n, f"{n} ranks, {what}", *_stop(error, answer)))
         return _not_yet(exercise, findings, {n: reports})
@@ -234,8 +235,7 @@ def _bytes(exercise: Exercise, n: int, timed: list[timing.Timed]) -> str:
     """What the answer sent in the timed call, against the least possible."""
     if exercise.least_bytes is None:
         return ""
-    inputs = [timing.timing_input(exercise, rank, n) for rank in range(n)]
-    price = _price(exercise, n, timed, inputs)
+    price = _price(exercise, n, timed, [t.args for t in timed])
     who = "Each rank" if len(set(price.sent)) == 1 else "The busiest rank"
     enough = max(price.least)
     compare = "the least possible" if max(price.sent) <= enough * costs.SLACK else f"{show.size(enough)} are possible"
@@ -246,7 +246,7 @@ def _with_timeline(exercise: Exercise, answer: Callable, verdict: Verdict, findi
     """One more call of the answer alone: its picture, and whether its communication hides behind its computation."""
     n = max(exercise.worlds)
     timeline = spmd.run(
-        timing.call_once, answer, exercise, ranks=n, timeout=trial.PATIENCE_S, backend="gloo", show=False
+        timing.call_once, answer, exercise.task, ranks=n, timeout=trial.PATIENCE_S, backend="gloo", show=False
     ).timeline
     if exercise.overlap and (found := costs.no_overlap(Evidence(n, [], [], timeline=timeline))):
         findings.prices.append(Failing(n, f"{n} ranks, {exercise.timing.what}", *found))

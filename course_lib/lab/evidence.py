@@ -173,6 +173,11 @@ def tensors(value: Any) -> list[Tensor]:
     return [item for _, item in parts(value) if isinstance(item, Tensor)]
 
 
+def shapes(value: Any) -> Any:
+    """The same arguments with tensors that have a shape and a dtype, and no memory."""
+    return _map(value, lambda t: t.to("meta"))
+
+
 def copy(value: Any) -> Any:
     """The same arguments with tensors of their own."""
     return _map(value, torch.clone)

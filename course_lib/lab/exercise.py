@@ -25,7 +25,7 @@ import pkgutil
 import re
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any
 
@@ -87,47 +87,69 @@ def call_it(answer: Callable, *args: Any) -> Any:
     return answer(*args)
 
 
-@dataclass(frozen=True)
-class Exercise:
-    """An exercise and everything its check needs.
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """The part of an exercise that its ranks need.
 
-    name: the function (or class) the learner writes. lab: "lab0", "lab2a". difficulty: 1 to 3.
-    reference: the library's version.
-    cases: tried in order, the simplest first: the first one that fails is the one explained.
-    expected(inputs, n): the right value of each rank, computed in one process from the arguments of all ranks
-        (inputs[rank] is a tuple). None: the reference, called on each rank's arguments without ranks.
-    hints: the ladder, from a nudge to nearly all of it. The solution follows by itself.
-    advice: name of a signature or a scope (see signatures/, costs.py, stopped.py; scopes.py) -> a sentence to add where
-        that one explains the answer.
-    signatures: the exercise's own, asked before the general ones.
+    name: the function (or class) the learner writes. reference: the library's version.
+    cases: tried in order, the simplest first. worlds: the numbers of ranks they are tried on.
     call(answer, *args): runs on each rank, returns what is compared. For a class or a hook: build it, take a step,
         return gradients.
     may_change: the answer may change its arguments in place.
-    may_use: collectives of torch.distributed that it may call. May: everything else is gloo doing the work.
-    may_call: functions of course_lib that it may call, by name.
-    least_bytes(n, rank, args): bytes this rank must send at least, padding to full chunks allowed for.
-    timing: if time is worth telling. timeline: show the learner's. overlap: communication must overlap computation.
+    may_call: functions of course_lib.collectives that it may call, by name.
+    timing: if time is worth telling.
     """
 
     name: str
+    reference: Callable
+    cases: Sequence[Case]
+    worlds: tuple[int, ...] = (2, 3, 4)
+    call: Callable = call_it
+    may_change: bool = False
+    may_call: frozenset[str] = frozenset()
+    timing: Timing | None = None
+
+    def cases_on(self, n: int) -> list[tuple[int, Case]]:
+        """The cases to try on n ranks, with their index."""
+        return [(i, case) for i, case in enumerate(self.cases) if case.worlds is None or n in case.worlds]
+
+    def arguments(self, index: int, rank: int, n: int) -> tuple:
+        """The arguments of one rank in one case: the same in the kernel, on the rank, and tomorrow."""
+        return self.cases[index].make(rank, n, generator(self.name, index, rank, n))
+
+    def timing_arguments(self, rank: int, n: int) -> tuple:
+        """The arguments of one rank in the timed call."""
+        return self.timing.make(rank, n, generator(self.name, "timing", rank, n))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exercise(Task):
+    """An exercise and everything its check needs.
+
+    lab: "lab0", "lab2a". difficulty: 1 to 3.
+    expected(inputs, n): the right value of each rank, computed in one process from the arguments of all ranks
+        (inputs[rank] is a tuple). None: the reference, called on each rank's arguments without ranks.
+    hints: the ladder, from a nudge to nearly all of it. The solution follows by itself.
+    wrong: wrong answers, each with its phrase.
+    advice: name of a signature or a scope (see signatures/, costs.py, stopped.py; scopes.py) -> a sentence to add where
+        that one explains the answer.
+    signatures: the exercise's own, asked before the general ones.
+    may_use: collectives of torch.distributed that it may call. All others are gloo doing the work.
+    least_bytes(n, rank, args): bytes this rank must send at least, padding to full chunks allowed for.
+    timeline: show the learner's, of the timed call. overlap: communication must overlap computation there.
+    """
+
     lab: str
     title: str
     minutes: int
     difficulty: int
-    reference: Callable
-    cases: Sequence[Case]
     expected: Callable[[list[tuple], int], list] | None = None
     hints: Sequence[str] = ()
     wrong: Sequence[Wrong] = ()
     advice: dict[str, str] = field(default_factory=dict)
     signatures: Sequence[Callable] = ()
-    worlds: tuple[int, ...] = (2, 3, 4)
-    call: Callable = call_it
-    may_change: bool = False
     may_use: frozenset[str] = frozenset()
-    may_call: frozenset[str] = frozenset()
     least_bytes: Callable[[int, int, tuple], int] | None = None
-    timing: Timing | None = None
     timeline: bool = False
     overlap: bool = False
 
@@ -142,17 +164,14 @@ class Exercise:
             raise ValueError(f"Exercise {self.name} runs on ranks, so it needs `expected`: the value in one process.")
 
     @property
+    def task(self) -> Task:
+        """What is sent to the ranks. Wrong answers, hints and words stay here."""
+        return Task(**{part.name: getattr(self, part.name) for part in fields(Task)})
+
+    @property
     def on_ranks(self) -> bool:
         """Whether ranks talk to each other here; a pure function is tried in one process."""
         return self.worlds != (1,)
-
-    def cases_on(self, n: int) -> list[tuple[int, Case]]:
-        """The cases to try on n ranks, with their index."""
-        return [(i, case) for i, case in enumerate(self.cases) if case.worlds is None or n in case.worlds]
-
-    def arguments(self, index: int, rank: int, n: int) -> tuple:
-        """The arguments of one rank in one case: the same in the kernel, on the rank, and tomorrow."""
-        return self.cases[index].make(rank, n, generator(self.name, index, rank, n))
 
     def expect(self, inputs: list[tuple], n: int) -> list:
         """The right value of each rank."""
@@ -186,7 +205,7 @@ def vector(
 def random_tensor(shape: tuple[int, ...], rng: torch.Generator, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Random values no answer could make up: normal ones, or whole numbers up to a million, none of them zero."""
     if dtype.is_floating_point:
-        return torch.randn(shape, generator=rng, dtype=torch.float64).to(dtype)
+        return torch.randn(shape, generator=rng, dtype=dtype)
     return torch.randint(1, 1_000_000, shape, generator=rng, dtype=dtype)
 
 

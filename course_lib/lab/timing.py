@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 
 from course_lib import spmd
-from course_lib.lab.evidence import copy
-from course_lib.lab.exercise import Exercise, generator
+from course_lib.lab.evidence import copy, shapes
+from course_lib.lab.exercise import Task
 from course_lib.timeline import spans
 
 PATIENCE_S = 8
@@ -21,44 +21,42 @@ ROUNDS, ENOUGH_S = 5, 2.0  # timed calls of each rival: this many, or what fits 
 
 @dataclass
 class Timed:
-    """Timing on one rank. seconds[name]: one per round. sent: bytes of the learner's answer, in one call."""
+    """Timing on one rank. seconds[name]: one per round. sent: bytes of the learner's answer, in one call with `args`,
+    of which the shapes are kept.
+    """
 
     seconds: dict[str, list[float]]
     sent: int
+    args: tuple
 
 
-def time_rivals(answers: dict[str, Callable], exercise: Exercise) -> Timed:
+def time_rivals(answers: dict[str, Callable], task: Task) -> Timed:
     """On each rank: the answers in turn, several rounds, so that a slow moment of the machine strikes all alike."""
-    args = timing_input(exercise, dist.get_rank(), dist.get_world_size())
+    args = task.timing_arguments(dist.get_rank(), dist.get_world_size())
     start = time.perf_counter()
     with spmd.traffic() as traffic:
-        exercise.call(answers[next(iter(answers))], *copy(args))  # the learner's is the first
+        task.call(answers[next(iter(answers))], *copy(args))  # the learner's is the first
     for answer in answers.values():  # warm up
-        exercise.call(answer, *copy(args))
+        task.call(answer, *copy(args))
     slowest = torch.tensor(time.perf_counter() - start)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)  # the ranks must agree on the number of rounds
     seconds: dict[str, list[float]] = {name: [] for name in answers}
     for _ in range(max(1, min(ROUNDS, int(ENOUGH_S / slowest)))):
         for name, answer in answers.items():
-            mine = copy(args) if exercise.may_change else args
+            mine = copy(args) if task.may_change else args
             dist.barrier()
             start = time.perf_counter()
-            exercise.call(answer, *mine)
+            task.call(answer, *mine)
             seconds[name].append(time.perf_counter() - start)
-    return Timed(seconds, traffic.sent)
+    return Timed(seconds, traffic.sent, shapes(args))
 
 
-def call_once(answer: Callable, exercise: Exercise) -> None:
+def call_once(answer: Callable, task: Task) -> None:
     """On each rank: one call on the timed input, for its timeline."""
-    args = timing_input(exercise, dist.get_rank(), dist.get_world_size())
+    args = task.timing_arguments(dist.get_rank(), dist.get_world_size())
     dist.barrier()
     spans.drain()
-    exercise.call(answer, *args)
-
-
-def timing_input(exercise: Exercise, rank: int, n: int) -> tuple:
-    """The arguments of one rank in the timed call."""
-    return exercise.timing.make(rank, n, generator(exercise.name, "timing", rank, n))
+    task.call(answer, *args)
 
 
 def median_of_slowest(timed: list[Timed], name: str) -> float:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from course_lib import spmd
 from course_lib.lab.evidence import copy, tensors
-from course_lib.lab.exercise import Exercise
+from course_lib.lab.exercise import Task
 from course_lib.lab.watch import watch_library, watch_sends
 
 PATIENCE_S = 5  # seconds an answer gets for all cases on one world size; right ones take milliseconds
@@ -41,17 +41,17 @@ class Seen:
     early: tuple[int, str] | None = None
 
 
-def try_cases(answer: Callable, exercise: Exercise, folder: str) -> None:
+def try_cases(answer: Callable, task: Task, folder: str) -> None:
     """On each rank: the answer on every case for this many ranks, what it did written to `folder`."""
     rank, n = dist.get_rank(), dist.get_world_size()
     # torch.empty then gives NaN, not what happens to lie there: a value never written cannot be right by luck.
     torch.use_deterministic_algorithms(True, warn_only=True)
     file = answer.__code__.co_filename if hasattr(answer, "__code__") else ""
-    for index, _ in exercise.cases_on(n):
-        args = exercise.arguments(index, rank, n)
+    for index, _ in task.cases_on(n):
+        args = task.arguments(index, rank, n)
         before = copy(args)
-        with spmd.traffic() as traffic, watch_sends(file) as sends, watch_library(answer, exercise) as library:
-            value = exercise.call(answer, *args)
+        with spmd.traffic() as traffic, watch_sends(file) as sends, watch_library(answer, task) as library:
+            value = task.call(answer, *args)
         seen = Seen(value, _changed(before, args), traffic.sent, dict(traffic.calls), library, sends.early())
         write(Path(folder), index, rank, n, seen)
         dist.barrier()  # a message too many must not reach the next case

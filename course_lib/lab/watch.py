@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from course_lib.lab.exercise import Exercise
+from course_lib.lab.exercise import Task
 
 COLLECTIVES = os.path.join("course_lib", "collectives") + os.sep
 BUILDING_BLOCKS = COLLECTIVES + "p2p.py"  # given to the learner
@@ -87,10 +87,10 @@ def watch_sends(file: str) -> Iterator[Sends]:
 
 
 @contextmanager
-def watch_library(answer: Callable, exercise: Exercise) -> Iterator[list[str]]:
+def watch_library(answer: Callable, task: Task) -> Iterator[list[str]]:
     """The names of the library's own collectives that are called from outside of them."""
     called: list[str] = []
-    reference, own = getattr(exercise.reference, "__code__", None), getattr(answer, "__code__", None)
+    reference, own = getattr(task.reference, "__code__", None), getattr(answer, "__code__", None)
 
     def profile(frame: FrameType, event: str, _: Any) -> None:
         code = frame.f_code
@@ -98,7 +98,7 @@ def watch_library(answer: Callable, exercise: Exercise) -> Iterator[list[str]]:
             return
         ours = code is reference or (COLLECTIVES in code.co_filename and BUILDING_BLOCKS not in code.co_filename)
         outside = frame.f_back is None or COLLECTIVES not in frame.f_back.f_code.co_filename
-        if ours and outside and code.co_name not in exercise.may_call and not code.co_name.startswith("<"):
+        if ours and outside and code.co_name not in task.may_call and not code.co_name.startswith("<"):
             called.append(code.co_name)
 
     sys.setprofile(profile)
