@@ -1,7 +1,8 @@
 """All-to-all: every rank has something else for every rank. And the reduce-scatter that adds in float32.
 
-In round d, each rank sends to the rank d places to its right and receives from the one d places to its left. So in each
-round every rank sends one message and receives one: no rank is flooded. n - 1 rounds, (n-1)/n of the rows sent.
+Nothing depends on anything else, so all messages start at once. Each rank begins with its right neighbour and goes on
+round the circle. Were all to begin with rank 0, its link would be flooded while the others idle. n - 1 messages,
+(n-1)/n of the rows sent.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from course_lib.collectives.ops import Op
-from course_lib.collectives.p2p import TAG, rank_and_size, send_recv
+from course_lib.collectives.p2p import TAG, rank_and_size, start, wait
 
 
 def all_to_all(
@@ -28,18 +29,20 @@ def all_to_all(
     received = x.new_empty(sum(receive_counts), *x.shape[1:])
     incoming = received.split(list(receive_counts))
     incoming[rank].copy_(outgoing[rank])
-    for distance in range(1, n):
-        to, source = (rank + distance) % n, (rank - distance) % n
-        send_recv(outgoing[to], to, incoming[source], source, group, TAG)
+    to_right = [(rank + distance) % n for distance in range(1, n)]
+    sends = [(outgoing[peer], peer) for peer in to_right]
+    receives = [(incoming[peer], peer) for peer in reversed(to_right)]
+    wait(start(sends, receives, group, TAG))
     return received
 
 
 def reduce_scatter_fp32(x: Tensor, out: Tensor, op: Op, group: dist.ProcessGroup | None = None) -> None:
     """Reduce x (n, k) over the group into out (k,), row `rank`: bfloat16 on the wire, float32 in the sum.
 
-    A ring adds in the dtype it sends, and rounds n - 1 times: with many ranks small gradients vanish beside large sums.
-    Here every share travels unrounded to the rank that owns the chunk, which adds all n in float32 and rounds once. It
-    sends as many bytes as a ring in bfloat16. (Megatron-LM's reduce_scatter_with_fp32_accumulation does the same.)
+    A ring adds in the dtype it sends, and rounds n - 1 times: with many ranks small gradients vanish beside large
+    sums. Here every share travels unrounded to the rank that owns the chunk, which adds all n in float32 and rounds
+    once. It sends as many bytes as a ring in bfloat16. (Megatron-LM's reduce_scatter_with_fp32_accumulation does
+    the same.)
     """
     n = dist.get_world_size(group)
     shares = all_to_all(x, [1] * n, [1] * n, group)  # (n, k): every rank's share of this rank's row

@@ -20,16 +20,18 @@ from course_lib.collectives.p2p import equal_chunks, rank_and_size
 
 Group = dist.ProcessGroup | None
 
-# Up to here steps count for more than bytes. `python -m course_lib.bench collectives` measures both.
-SMALL_BYTES = 128 * 2**10
+# Up to here the number of messages counts for more than their bytes. Measured with ranks that share cores, where each
+# message also costs two of them a wake-up; `python -m course_lib.bench collectives` shows all sides.
+SMALL_BYTES = 2**20
 
-ALL_REDUCE = {"ring": ring.all_reduce_, "halving": halving.all_reduce_, "tree": tree.all_reduce_}
+# The first of each is for small tensors, the second for large ones.
+ALL_REDUCE = {"tree": tree.all_reduce_, "ring": ring.all_reduce_, "halving": halving.all_reduce_}
 REDUCE_SCATTER = {
-    "ring": ring.reduce_scatter,
     "halving": halving.reduce_scatter,
+    "ring": ring.reduce_scatter,
     "fp32": exchange.reduce_scatter_fp32,
 }
-ALL_GATHER = {"ring": ring.all_gather, "halving": halving.all_gather}
+ALL_GATHER = {"halving": halving.all_gather, "ring": ring.all_gather}
 
 
 def all_reduce(
@@ -37,7 +39,8 @@ def all_reduce(
 ) -> Tensor | Handle:
     """Reduce x over the group, in place on every rank. Returns x. Any shape; any size, empty too.
 
-    algorithm: "ring" (few bytes), "halving" (few steps), "tree", or "auto": halving up to SMALL_BYTES, then ring.
+    algorithm: "ring" (fewest bytes), "tree" (fewest messages), "halving" (fewest bytes in few steps; any number of
+    ranks, best at powers of two), or "auto": tree up to SMALL_BYTES, then ring.
     """
     return _all_reduce(x, op, group, _choose(ALL_REDUCE, algorithm, x), async_op)
 
@@ -161,7 +164,7 @@ def reduce_scatter(
 ) -> Tensor | Handle:
     """Reduce x over the group and keep this rank's part along dim 0: (n * k, ...) -> (k, ...). x is left as it was.
 
-    algorithm: "ring", "halving", "auto", or "fp32": adds in float32 what travels in x's dtype, and rounds once.
+    algorithm: "halving", "ring", "auto", or "fp32": adds in float32 what travels in x's dtype, and rounds once.
     out: a contiguous tensor to write to; it may be this rank's part of x.
     """
     op = as_op(op)
@@ -188,7 +191,7 @@ def all_to_all(
     *,
     async_op: bool = False,
 ) -> Tensor | Handle:
-    """Send rows of x (dim 0) to every rank: the first send_counts[0] to rank 0, ... Returns the rows received, by rank.
+    """Send rows of x (dim 0) to every rank: the first send_counts[0] to rank 0, ... Returns what arrived, by rank.
 
     Without counts every rank gets an equal part. Without receive_counts the ranks first tell each other.
     """
@@ -216,7 +219,8 @@ def all_to_all(
 
 def _choose(engines: dict[str, Callable], algorithm: str, x: Tensor) -> Callable:
     if algorithm == "auto":
-        algorithm = "halving" if x.numel() * x.element_size() <= SMALL_BYTES else "ring"
+        small, large, *_ = engines
+        algorithm = small if x.numel() * x.element_size() <= SMALL_BYTES else large
     if algorithm not in engines:
         raise ValueError(f"unknown algorithm {algorithm!r}: choose auto, {', '.join(engines)}")
     return engines[algorithm]

@@ -1,8 +1,9 @@
 """Collectives in flight: start one, compute, wait for its result.
 
-A collective made of sends and receives needs somebody to run its steps. With `async_op=True` that is a thread: one for
-each group, which takes its collectives in the order in which they were issued, so all ranks run them in the same order.
-A collective without `async_op` lets those issued before it on the same group finish first, for the same reason.
+A collective made of sends and receives needs somebody to run its steps. With `async_op=True` that is a thread: one
+for each group, which takes its collectives in the order in which they were issued, so all ranks run them in the
+same order. A collective without `async_op` lets those issued before it on the same group finish first, for the same
+reason.
 """
 
 from __future__ import annotations

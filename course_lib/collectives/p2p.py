@@ -73,19 +73,30 @@ def wait(works: Sequence[dist.Work]) -> None:
         work.wait()
 
 
+def start(
+    sends: Sequence[tuple[Tensor, int]],
+    receives: Sequence[tuple[Tensor, int]],
+    group: dist.ProcessGroup | None = None,
+    tag: int = 0,
+) -> list[dist.Work]:
+    """Start sending and receiving (tensor, group rank) pairs, all at once; in which order they meet does not matter."""
+    if not any(tensor.is_cuda for tensor, _ in (*sends, *receives)):
+        started = [work for tensor, source in receives for work in irecv(tensor, source, group, tag)]
+        return started + [work for tensor, to in sends for work in isend(tensor, to, group, tag)]
+    # NCCL runs what two ranks exchange in the order it was posted, so two sends that wait for each other would hang.
+    # As one batch they run together.
+    ops = [dist.P2POp(dist.irecv, t, group=group, tag=tag, group_peer=peer) for t, peer in receives if t.numel()]
+    ops += [dist.P2POp(dist.isend, t, group=group, tag=tag, group_peer=peer) for t, peer in sends if t.numel()]
+    return dist.batch_isend_irecv(ops) if ops else []
+
+
 def send_recv(
     out: Tensor, to: int, into: Tensor, source: int, group: dist.ProcessGroup | None = None, tag: int = 0
 ) -> Tensor:
     """Send `out` to group rank `to` while receiving `into` from group rank `source`. Returns `into`, filled.
 
-    Both are posted before either is waited for, so a ring of ranks that all call this at once cannot deadlock. With
-    plain `send` and `recv` everybody would stand in `send` and nobody would receive. Posted as one batch, because on
-    a GPU the two operations of a pair would otherwise queue behind each other.
+    Both are started before either is waited for, so a ring of ranks that all call this at once cannot deadlock. With
+    plain `send` and `recv` everybody would stand in `send` and nobody would receive.
     """
-    ops = []
-    if out.numel():
-        ops.append(dist.P2POp(dist.isend, out, group=group, tag=tag, group_peer=to))
-    if into.numel():
-        ops.append(dist.P2POp(dist.irecv, into, group=group, tag=tag, group_peer=source))
-    wait(dist.batch_isend_irecv(ops) if ops else [])
+    wait(start([(out, to)], [(into, source)], group, tag))
     return into

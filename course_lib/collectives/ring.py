@@ -13,6 +13,7 @@ algorithm sends fewer bytes (Patarasuk and Yuan 2009). It needs 2(n-1) latencies
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ from course_lib.collectives.p2p import TAG, irecv, isend, neighbours, rank_and_s
 
 SEGMENT_BYTES = 2 * 2**20  # smaller ones cost more in wake-ups than they hide; larger ones leave the cache
 AHEAD = 2  # receives posted ahead: one segment is on its way while another is being added
+
+_kept = threading.local()
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ def _run(first: Sequence[Tensor], messages: Sequence[Message], op: Op | None, gr
     """Send the segments of `first` to the right; then take each message, combine it, and pass it on."""
     n = dist.get_world_size(group)
     left, right = neighbours(group)
-    scratch = _scratch(messages)
+    scratch = _scratch(messages[0].result) if messages else []
     sends: dict[int, list[dist.Work]] = {}  # by the number of the message that was passed on
     arriving: deque[tuple[Tensor, list[dist.Work]]] = deque()
 
@@ -76,13 +79,16 @@ def _run(first: Sequence[Tensor], messages: Sequence[Message], op: Op | None, gr
         wait(works)
 
 
-def _scratch(messages: Sequence[Message]) -> list[Tensor]:
-    """The buffers for the messages that have no place of their own to land: as many as are posted ahead."""
-    homeless = [message.result for message in messages if message.land is None]
-    if not homeless:
-        return []
-    size = max(result.numel() for result in homeless)
-    return [homeless[0].new_empty(size) for _ in range(AHEAD)]
+def _scratch(like: Tensor) -> list[Tensor]:
+    """Room for the segments that have no place of their own to land: one for each receive that is posted ahead.
+
+    Kept from call to call: fresh memory would cost as much as the addition. One set for each thread, because
+    collectives in flight run beside others.
+    """
+    kept = _kept.__dict__
+    if like.device not in kept:
+        kept[like.device] = torch.empty(AHEAD, SEGMENT_BYTES, dtype=torch.uint8, device=like.device)
+    return list(kept[like.device].view(like.dtype))
 
 
 def segments(chunk: Tensor) -> tuple[Tensor, ...]:

@@ -8,8 +8,8 @@ lowest 1-bit cleared, so the children of p are p + 1, p + 2, p + 4, ... as far a
              4  -> 6, 5
              6  -> 7
 
-A place and all below it are the consecutive places p .. p + lowest bit - 1. This is what lets a scatter send each child
-the chunks of all its descendants in one message.
+A place and all below it are the consecutive places p .. p + lowest bit - 1. This is what lets a scatter send each
+child the chunks of all its descendants in one message.
 
 Cost: ceil(log2(n)) steps. Broadcast and reduce pass the whole tensor at each step, scatter and gather (n-1)/n of it in
 all through the root (Thakur, Rabenseifner and Gropp 2005).

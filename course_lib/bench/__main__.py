@@ -1,0 +1,34 @@
+"""`python -m course_lib.bench NAME [options]` runs one measurement; without a name it lists them.
+
+Every module beside this one is a measurement: `main(argv)`, and a docstring whose first line says what it measures.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import sys
+from pathlib import Path
+
+
+def names() -> dict[str, str]:
+    """The measurements there are, and what each measures."""
+    files = sorted(path for path in Path(__file__).parent.glob("*.py") if not path.name.startswith("_"))
+    return {path.stem: (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")[0] for path in files}
+
+
+def main(argv: list[str]) -> int | None:
+    """Returns the exit status."""
+    known = names()
+    if not argv or argv[0] in ("-h", "--help"):
+        print("python -m course_lib.bench NAME [-h]\n")
+        print("\n".join(f"  {name:14}{what}" for name, what in known.items()))
+        return 0
+    if argv[0] not in known:
+        print(f"There is no measurement {argv[0]!r}. Choose one of: {', '.join(known)}.", file=sys.stderr)
+        return 2
+    return importlib.import_module(f"course_lib.bench.{argv[0]}").main(argv[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

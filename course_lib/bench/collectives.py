@@ -1,0 +1,82 @@
+"""Our collectives against torch's, size by size, on the same ranks; alpha and beta.
+
+Times are medians over repeats in which all candidates took turns, so the ratios hold on a busy machine too.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from itertools import groupby
+
+from course_lib import spmd
+from course_lib.collectives import cost, front, measure
+from course_lib.collectives.measure import KB, MB, Timing
+
+OPS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all")
+SIZES = {"KB": KB, "MB": MB}
+
+
+def main(argv: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m course_lib.bench collectives", description=__doc__)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4], metavar="N", help="default: 2 4")
+    parser.add_argument("--ops", nargs="+", default=["all_reduce"], choices=OPS, metavar="OP", help=", ".join(OPS))
+    parser.add_argument("--sizes", type=_bytes, nargs="+", default=measure.SIZES, metavar="SIZE", help="4KB 16MB ...")
+    parser.add_argument("--repeats", type=int, help="of each call; default: 50 for small tensors, down to 5")
+    options = parser.parse_args(argv)
+    for ranks in options.ranks:
+        for op in options.ops:
+            timings = spmd.run(_on_a_rank, op, options.sizes, options.repeats, ranks=ranks, timeout=600, show=False)[0]
+            print(table(op, ranks, timings), flush=True)
+
+
+def _on_a_rank(op: str, sizes: Sequence[int], repeats: int | None) -> list[Timing]:
+    return measure.measure(measure.candidates(op), sizes, repeats=repeats)
+
+
+def table(op: str, n: int, timings: Sequence[Timing]) -> str:
+    """One line for each size: milliseconds of each candidate, its time over torch's, the best bandwidths; the fit."""
+    names = list(dict.fromkeys(timing.name for timing in timings))
+    head = f"{'size':>8}" + "".join(f"{name:>10} ms" + (" " * 8 if name != "torch" else "") for name in names)
+    lines = [f"\n{op} on {n} ranks (x: time over torch's; busbw in GB/s)", head + f"{'busbw torch':>13}{'ours':>7}"]
+    for nbytes, row in groupby(timings, lambda timing: timing.nbytes):
+        torchs, *ours = row
+        line = f"{_size(nbytes):>8}{torchs.median * 1e3:13.3f}"
+        for timing in ours:
+            line += f"{timing.median * 1e3:13.3f} {timing.ratio(torchs):6.2f}x"
+        best = min(ours, key=lambda timing: timing.median)
+        lines.append(line + f"{torchs.busbw(op, n) / 1e9:13.2f}{best.busbw(op, n) / 1e9:7.2f}")
+    return "\n".join(lines + (fitted(op, n, timings) if n > 1 else []))
+
+
+def fitted(op: str, n: int, timings: Sequence[Timing]) -> list[str]:
+    """alpha and beta from all of our algorithms together, and where the model says that the ring overtakes."""
+    models = {name: cost.cost(op, name, n) for name in {t.name for t in timings} if (op, name) in cost.COSTS}
+    samples = [(models[t.name], t.nbytes, t.median) for t in timings if t.name in models]
+    if len({nbytes for _, nbytes, _ in samples}) < 2:
+        return []
+    found = cost.fit(samples)
+    lines = [f"  {found}; R2 {found.r2:.2f}"]
+    for name in sorted(models.keys() - {"ring"}):
+        if "ring" in models:
+            size = cost.crossover(models[name], models["ring"], found.alpha, found.beta)
+            where = f"from {_size(round(size))} on" if size else "at no size"
+            lines.append(f"  by this model the ring is faster than {name} {where}")
+    if op in ("all_reduce", "reduce_scatter", "all_gather"):
+        small = "tree" if op == "all_reduce" else "halving"
+        lines.append(f"  auto takes {small} up to {_size(front.SMALL_BYTES)}, then the ring")
+    return lines
+
+
+def _size(nbytes: int) -> str:
+    for unit, size in reversed(SIZES.items()):
+        if nbytes >= size:
+            return f"{nbytes / size:.3g} {unit}"
+    return f"{nbytes} B"
+
+
+def _bytes(text: str) -> int:
+    for unit, size in SIZES.items():
+        if text.upper().endswith(unit):
+            return int(float(text[: -len(unit)]) * size)
+    return int(text)
