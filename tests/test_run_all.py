@@ -8,6 +8,7 @@ from run_all import Stage
 @pytest.fixture
 def outcome(tmp_path, monkeypatch, capsys):
     """A function: the exit code and last line of a run over these test files (name -> text)."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # the runs inside start faster
     monkeypatch.setattr(run_all, "REPORTS", tmp_path / "reports")
     monkeypatch.setattr(run_all.chromium, "find_or_install", lambda: "/usr/bin/chromium")
 
