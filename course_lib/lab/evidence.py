@@ -161,6 +161,8 @@ def shares_of(expect: Callable[[list[tuple]], list], inputs: list[tuple]) -> lis
 def _map(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, Tensor):
         return change(value)
+    if hasattr(value, "_fields"):  # a named tuple
+        return type(value)(*(_map(item, change) for item in value))
     if isinstance(value, tuple | list):
         return type(value)(_map(item, change) for item in value)
     if isinstance(value, dict):
@@ -176,6 +178,11 @@ def tensors(value: Any) -> list[Tensor]:
 def shapes(value: Any) -> Any:
     """The same arguments with tensors that have a shape and a dtype, and no memory."""
     return _map(value, lambda t: t.to("meta"))
+
+
+def plain(value: Any) -> Any:
+    """The same value with tensors that can be sent to another process: on the CPU, without a graph behind them."""
+    return _map(value, lambda t: t.detach().cpu())
 
 
 def copy(value: Any) -> Any:

@@ -135,7 +135,8 @@ class Exercise(Task):
         that one explains the answer.
     signatures: the exercise's own, asked before the general ones.
     may_use: collectives of torch.distributed that it may call. All others are gloo doing the work.
-    least_bytes(n, rank, args): bytes this rank must send at least, padding to full chunks allowed for.
+    least_bytes(n, rank, args): bytes this rank must send at least, or hand to collectives of torch, padding to full
+        chunks allowed for.
     timeline: show the learner's, of the timed call. overlap: communication must overlap computation there.
     """
 
@@ -154,8 +155,8 @@ class Exercise(Task):
     overlap: bool = False
 
     def __post_init__(self) -> None:
-        if not self.cases:
-            raise ValueError(f"Exercise {self.name} has no cases, so any answer would pass.")
+        if not self.worlds or any(not self.cases_on(n) for n in self.worlds):
+            raise ValueError(f"Exercise {self.name} has a number of ranks without cases: any answer would pass there.")
         if not 1 <= self.difficulty <= 3:
             raise ValueError(f"Exercise {self.name}: difficulty is 1, 2 or 3, not {self.difficulty}.")
         if (self.timeline or self.overlap) and self.timing is None:

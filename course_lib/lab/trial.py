@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from course_lib import spmd
-from course_lib.lab.evidence import copy, tensors
+from course_lib.lab.evidence import copy, plain, tensors
 from course_lib.lab.exercise import Task
 from course_lib.lab.watch import watch_library, watch_sends
 
@@ -28,9 +28,9 @@ PATIENCE_S = 5  # seconds an answer gets for all cases on one world size; right 
 class Seen:
     """What one rank saw the answer do in one case.
 
-    changed: positions of the arguments it changed in place. sent: bytes. calls: collectives of torch.distributed by
-    name. library: functions of course_lib.collectives it called. early: (line, why) of the first send whose buffer was
-    touched before it was waited for, or that never was.
+    changed: positions of the arguments it changed in place. sent: bytes, those handed to torch's collectives included.
+    calls: collectives of torch.distributed, by name. library: functions of course_lib.collectives it called.
+    early: (line, why) of the first send whose buffer was touched before it was waited for, or that never was.
     """
 
     value: Any
@@ -52,7 +52,8 @@ def try_cases(answer: Callable, task: Task, folder: str) -> None:
         before = copy(args)
         with spmd.traffic() as traffic, watch_sends(file) as sends, watch_library(answer, task) as library:
             value = task.call(answer, *args)
-        seen = Seen(value, _changed(before, args), traffic.sent, dict(traffic.calls), library, sends.early())
+        moved = traffic.sent + sum(traffic.collective_bytes.values())
+        seen = Seen(plain(value), _changed(before, args), moved, dict(traffic.calls), library, sends.early())
         write(Path(folder), index, rank, n, seen)
         dist.barrier()  # a message too many must not reach the next case
 

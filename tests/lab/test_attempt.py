@@ -87,8 +87,11 @@ def test_an_exercise_refuses_what_cannot_be_meant():
     good = {"name": "f", "lab": "lab0", "title": "", "minutes": 1, "reference": len, "difficulty": 1, "worlds": (1,)}
     case = exercise.Case(lambda rank, n, rng: ([1],))
     Exercise(**good, cases=[case])
-    with pytest.raises(ValueError, match="no cases"):
+    with pytest.raises(ValueError, match="a number of ranks without cases"):
         Exercise(**good, cases=[])
+    elsewhere = exercise.Case(lambda rank, n, rng: ([1],), worlds=(2,))
+    with pytest.raises(ValueError, match="a number of ranks without cases"):
+        Exercise(**good, cases=[elsewhere])
     with pytest.raises(ValueError, match="difficulty is 1, 2 or 3, not 4"):
         Exercise(**good | {"difficulty": 4}, cases=[case])
     with pytest.raises(ValueError, match="needs `expected`"):

@@ -38,7 +38,7 @@ def known(monkeypatch, own_progress):
     """The exercises of this file, found by name, and their progress kept aside."""
     known = dict(exercise.all_exercises()) | {"pass_left": SHIFT, "coordinates": PURE}
     monkeypatch.setattr(exercise, "all_exercises", lambda: known)
-    monkeypatch.setattr(trial, "PATIENCE_S", 2.5)
+    monkeypatch.setattr(trial, "PATIENCE_S", 3)
 
 
 def state(name):
@@ -230,6 +230,50 @@ def test_a_pure_function():
     reject(lambda rank, width: None, "Is a `return` missing?", PURE)
 
 
+def test_gradients_and_moved_bytes_of_a_hook():
+    """The shape of Lab 1: an answer is called by a step that returns gradients, and torch's collectives cost bytes."""
+
+    def average(parameter):
+        parameter.register_hook(lambda grad: averaged(grad))
+
+    def averaged(grad):
+        total = grad.clone()
+        dist.all_reduce(total)
+        return total / dist.get_world_size()
+
+    def twice(parameter):
+        parameter.register_hook(lambda grad: averaged(averaged(grad)))
+
+    def forgets(parameter):
+        pass
+
+    def step(answer, x):
+        weight = torch.full_like(x, 2.0).requires_grad_()
+        answer(weight)
+        loss = (weight * x).sum()
+        loss.backward()
+        return {"loss": loss, "gradient": weight.grad}
+
+    one = Exercise(
+        name="average",
+        lab="lab1",
+        title="Average",
+        minutes=5,
+        difficulty=1,
+        reference=average,
+        cases=[vector(lambda n: 6)],
+        expected=lambda inputs, n: [
+            {"loss": 2 * x.sum(), "gradient": sum(x for (x,) in inputs) / n} for (x,) in inputs
+        ],
+        call=step,
+        may_use=frozenset({"all_reduce"}),
+        least_bytes=lambda n, rank, args: args[0].numel() * 4,
+    )
+    assert examine(one, average).state == PASSED
+    reject(twice, "right, but rank 0 sent 48 bytes where 24 bytes are enough: 2 times the bytes", one)
+    reject(lambda parameter: forgets(parameter), "every rank returned its input unchanged", one)
+
+
 def test_a_class_with_a_call_of_its_own():
     class Mean:
         def __init__(self, x):
@@ -321,9 +365,9 @@ def test_time_and_bytes_of_a_right_answer(capsys):
     exec(inspect.getsource(simple.ring_all_gather), space)
     assert lab.check(space["ring_all_gather"]) is space["ring_all_gather"]
     told = capsys.readouterr().out
-    assert "Passed on 2, 3 and 4 ranks. 16 MiB on 4 ranks: " in told
+    assert "Passed on 2, 3 and 4 ranks. 16 MB on 4 ranks: " in told
     assert "the library's" in told and "gloo's own" in told
-    assert "Each rank sent 12.6 MB: the least possible." in told
+    assert "Each rank sent 12.0 MB: the least possible." in told
     assert state("ring_all_gather")["seconds"] > 0
 
 

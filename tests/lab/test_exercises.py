@@ -12,7 +12,7 @@ WRONG = [(one, wrong) for one in ALL for wrong in one.wrong]
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
     """Ranks that hang are given up earlier than a learner's: long enough for a right answer, on a busy machine too."""
-    monkeypatch.setattr(trial, "PATIENCE_S", 2.5)
+    monkeypatch.setattr(trial, "PATIENCE_S", 3)
 
 
 @pytest.mark.parametrize("one", ALL, ids=lambda one: one.name)

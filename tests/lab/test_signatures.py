@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from course_lib.lab.evidence import Evidence, collect
@@ -37,11 +37,14 @@ def named(observed, inputs, expect, **facts):
     return explain(evidence)
 
 
+# A busy machine is no failure; forty examples find what four hundred do.
+by_construction = settings(deadline=None, max_examples=40)
 worlds = st.integers(2, 4)
 chunks = st.integers(2, 5)
 seeds = st.integers(0, 10_000)
 
 
+@by_construction
 @given(worlds, chunks, seeds, st.sampled_from([reduce, mean, scatter, gather]), st.sampled_from(["float32", "float64"]))
 def test_a_right_result_matches_nothing(n, k, seed, expect, dtype):
     inputs = make_inputs(n, n * k, seed, getattr(torch, dtype))
@@ -53,6 +56,7 @@ def test_a_right_result_matches_nothing(n, k, seed, expect, dtype):
     assert [find.__name__ for find in VALUES if find(evidence)] == []
 
 
+@by_construction
 @given(worlds, chunks, seeds)
 def test_sum_where_a_mean_is_needed(n, k, seed):
     inputs = make_inputs(n, n * k, seed)
@@ -62,6 +66,7 @@ def test_sum_where_a_mean_is_needed(n, k, seed):
     )
 
 
+@by_construction
 @given(worlds, chunks, seeds)
 def test_mean_where_a_sum_is_needed(n, k, seed):
     inputs = make_inputs(n, n * k, seed)
@@ -76,6 +81,7 @@ def test_a_factor_that_differs_by_rank():
     assert name == "scaled" and "differs by rank: rank 1 2 times too large, rank 2 4 times too large" in sentence
 
 
+@by_construction
 @given(st.integers(3, 4), chunks, seeds, st.data())
 def test_a_share_missing_from_a_sum(n, k, seed, data):
     lost = data.draw(st.integers(0, n - 1))
@@ -87,6 +93,7 @@ def test_a_share_missing_from_a_sum(n, k, seed, data):
     assert sentence == f"rank 0: {whose} missing"
 
 
+@by_construction
 @given(worlds, chunks, seeds, st.data())
 def test_a_share_counted_twice(n, k, seed, data):
     twice = data.draw(st.integers(1, n - 1))
@@ -95,6 +102,7 @@ def test_a_share_counted_twice(n, k, seed, data):
     assert named(observed, inputs, reduce) == ("share_twice", f"rank 0: the values of rank {twice} are counted twice")
 
 
+@by_construction
 @given(st.integers(3, 4), chunks, seeds)
 def test_partial_sums(n, k, seed):
     inputs = make_inputs(n, n * k, seed)
@@ -103,6 +111,7 @@ def test_partial_sums(n, k, seed):
     assert name == "partial_sums" and "rank 0's twice, rank 1's 3 times, rank 2's not at all" in sentence
 
 
+@by_construction
 @given(st.integers(3, 4), chunks, seeds, st.data())
 def test_every_ranks_chunk_goes_to_another_rank(n, k, seed, data):
     shift = data.draw(st.integers(1, n - 1))
@@ -115,6 +124,7 @@ def test_every_ranks_chunk_goes_to_another_rank(n, k, seed, data):
     assert f"rank 1 returned what belongs to rank {(1 + shift) % n}" in sentence
 
 
+@by_construction
 @given(st.integers(3, 4), chunks, seeds)
 def test_chunks_in_another_order(n, k, seed):
     inputs = make_inputs(n, k, seed)
@@ -127,6 +137,7 @@ def test_chunks_in_another_order(n, k, seed):
     assert name == "chunks_permuted" and f"chunk 0 stands in 2 places, chunk {n - 1} is missing" in sentence
 
 
+@by_construction
 @given(worlds, chunks, seeds)
 def test_shares_from_different_chunks(n, k, seed):
     inputs = make_inputs(n, n * k, seed)
@@ -135,6 +146,7 @@ def test_shares_from_different_chunks(n, k, seed):
     assert name == "mixed_chunks" and "it holds chunk 0 of rank 0" in sentence
 
 
+@by_construction
 @given(worlds, chunks, seeds)
 def test_the_input_comes_back(n, k, seed):
     inputs = make_inputs(n, n * k, seed)
@@ -201,6 +213,7 @@ def test_never_written_where_no_shares_are_known():
     assert (name, sentence) == ("never_written", "rank 1, elements 2 to 3: zeros, nothing was written there")
 
 
+@by_construction
 @given(worlds, chunks, seeds, st.data())
 def test_one_wrong_element_is_found_and_its_rank_named(n, k, seed, data):
     inputs = make_inputs(n, n * k, seed)

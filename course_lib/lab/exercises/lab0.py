@@ -13,7 +13,7 @@ from course_lib.lab.exercise import Case, Exercise, Timing, Wrong, random_tensor
 from course_lib.lab.exercises.lab0_cost import FIT_ALPHA_BETA
 from course_lib.lab.exercises.wrong import all_gather, all_reduce, broadcast, reduce_scatter
 
-FOUR_MI = 1 << 22  # elements: 16 MiB of float32
+FOUR_MILLION = 4_000_000  # elements: 16 MB of float32
 RING_STEPS = "With n ranks there are n - 1 steps: does yours make n - 2?"
 ONE_CHUNK = "Only one chunk need travel in each step."
 
@@ -23,11 +23,11 @@ def nbytes(x: Tensor) -> int:
 
 
 def large_vector(rank: int, n: int, rng: torch.Generator) -> tuple[Tensor]:
-    return (random_tensor((FOUR_MI // n * n,), rng),)
+    return (random_tensor((FOUR_MILLION // n * n,), rng),)
 
 
 def large_chunk(rank: int, n: int, rng: torch.Generator) -> tuple[Tensor]:
-    return (random_tensor((FOUR_MI // n,), rng),)
+    return (random_tensor((FOUR_MILLION // n,), rng),)
 
 
 # Broadcast
@@ -59,7 +59,7 @@ TREE_BROADCAST = Exercise(
     may_change=True,
     # The root sends once in each round. Other trees load other ranks, but none of them more than that.
     least_bytes=lambda n, rank, args: ceil(log2(n)) * nbytes(args[0]),
-    timing=Timing(lambda rank, n, rng: (*large_vector(rank, n, rng), 0), "16 MiB", {"gloo's own": gloo_broadcast}),
+    timing=Timing(lambda rank, n, rng: (*large_vector(rank, n, rng), 0), "16 MB", {"gloo's own": gloo_broadcast}),
     hints=[
         "In each round, a rank either sends, receives, or has nothing to do. Which of the three depends on its place "
         "and on the distance of that round alone.",
@@ -115,7 +115,7 @@ RING_REDUCE_SCATTER = Exercise(
     ],
     expected=reduce_scatter_expected,
     least_bytes=lambda n, rank, args: nbytes(args[0]) * (n - 1) // n,
-    timing=Timing(large_vector, "16 MiB", {"gloo's own": gloo_reduce_scatter}),
+    timing=Timing(large_vector, "16 MB", {"gloo's own": gloo_reduce_scatter}),
     hints=[
         "Follow one chunk. The sum of chunk c must end at rank c, and comes there from rank c - 1. So where does it "
         "set out, n - 1 steps earlier?",
@@ -183,7 +183,7 @@ RING_ALL_GATHER = Exercise(
     cases=[chunk_case(2), chunk_case(5), chunk_case(1, torch.int64)],
     expected=lambda inputs, n: [torch.cat([chunk for (chunk,) in inputs])] * n,
     least_bytes=lambda n, rank, args: (n - 1) * nbytes(args[0]),
-    timing=Timing(large_chunk, "16 MiB", {"gloo's own": gloo_all_gather}),
+    timing=Timing(large_chunk, "16 MB", {"gloo's own": gloo_all_gather}),
     hints=[
         "Everybody starts with one chunk. After each step everybody has one more: the one that its left neighbour got "
         "the step before.",
@@ -242,7 +242,7 @@ ALL_REDUCE = Exercise(
     expected=lambda inputs, n: [sum(x for (x,) in inputs)] * n,
     # A ring of full chunks: (n - 1) of them to reduce, (n - 1) to gather.
     least_bytes=lambda n, rank, args: 2 * (n - 1) * ceil(args[0].numel() / n) * args[0].element_size(),
-    timing=Timing(large_vector, "16 MiB", {"gloo's own": gloo_all_reduce}),
+    timing=Timing(large_vector, "16 MB", {"gloo's own": gloo_all_reduce}),
     hints=[
         "You have written both halves. `chunks` has n views of `total`, some of them one element longer than others; "
         "writing into a chunk writes into `total`.",
