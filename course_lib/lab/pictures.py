@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from course_lib.lab.widgets.cost_curves import size_text, sizes_between, time_text
+from course_lib.lab.widgets.cost_curves import size_text, time_text
 from course_lib.spmd import Traffic
 from course_lib.timeline import picture
-from course_lib.timeline.picture import BLUE, FAINT, GREEN, INK, ORANGE, QUIET, SKY, VERMILION, Picture
+from course_lib.timeline.picture import BLUE, FAINT, GREEN, INK, QUIET, SKY, VERMILION, Picture
 
-_LINES = ((BLUE, "o", "-"), (VERMILION, "s", (0, (6, 2))), (GREEN, "^", (0, (6, 2, 1.5, 2))), (ORANGE, "D", (0, (2, 2))))
+_LINES = ((BLUE, "o", "-"), (VERMILION, "s", (0, (6, 2))), (GREEN, "^", (0, (6, 2, 1.5, 2))))
 _MB = 1e6
 
 
@@ -49,7 +50,7 @@ def message_cost(sizes: Sequence[float], seconds: Sequence[float], alpha: float,
     figure = Picture(7.6, 4.0)
     ax = figure.add_subplot()
     ax.plot(sizes, seconds, "o", color=BLUE, markersize=7, label="measured")
-    smooth = sizes_between(min(sizes), max(sizes))
+    smooth = np.geomspace(min(sizes), max(sizes), 200)
     line = [alpha + beta * size for size in smooth]
     ax.plot(smooth, line, color=VERMILION, linewidth=2, label=f"{time_text(alpha)} + size / {1e-9 / beta:.2g} GB/s")
     both = alpha / beta
@@ -68,7 +69,7 @@ def predicted_and_measured(
     """For each algorithm, the model's time (line) and the measured one (markers) at each size in bytes."""
     figure = Picture(7.6, 4.2)
     ax = figure.add_subplot()
-    for (name, seconds), (color, marker, dashes) in zip(measured.items(), _LINES, strict=False):
+    for (name, seconds), (color, marker, dashes) in zip(measured.items(), _LINES[: len(measured)], strict=True):
         ax.plot(sizes, seconds, marker, color=color, markersize=7, label=f"{name}, measured")
         if name in predicted:
             ax.plot(sizes, predicted[name], color=color, linestyle=dashes, linewidth=1.8, label=f"{name}, by the model")

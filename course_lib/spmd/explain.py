@@ -150,9 +150,8 @@ def _late(
     returned = [r for r in ends if by_rank[r].status == "returned"]
     others = [r for r in ends if r not in returned]
     if returned:
-        last = {r: by_rank[r].ops[-1] if by_rank[r].ops else None for r in returned}
-        for ranks, text in _alike({r: _after(op) for r, op in last.items()}):
-            lines.append(f"{_ranks(ranks).capitalize()} returned without that call{text}.")
+        for ranks, text in _alike({r: _without_it(by_rank[r], ops.values()) for r in returned}):
+            lines.append(f"{_ranks(ranks).capitalize()} returned{text}.")
         call = next((op for op in ops.values() if op), None)
         lines += _early_returns(function, call)
     for ranks, text in _alike({r: _place(by_rank[r]) for r in others}):
@@ -187,6 +186,8 @@ def _deadlock(head: str, cycle: list[int], by_rank: dict[int, RankReport]) -> Ca
 
 def _pending(report: RankReport) -> Op | None:
     """The call this rank waits in, or waited in when it gave up."""
+    if report.status == "returned":
+        return None
     return report.waiting if report.status == "waiting" else report.failed_in
 
 
@@ -273,8 +274,15 @@ def _call_text(op: Op | None) -> str:
     return text
 
 
-def _after(op: Op | None) -> str:
-    return ", after no collective at all" if op is None else f"; its last collective was {op.name} at {op.frame}"
+def _without_it(report: RankReport, awaited: Iterable[Op | None]) -> str:
+    """How a rank that has returned came to miss the calls that others wait in."""
+    failed = report.failed_in
+    if failed is not None and any(op is not None and op.name == failed.name for op in awaited):
+        return f": its own {failed.name}, at {failed.frame}, had failed with {report.error_text.splitlines()[0][:200]}"
+    calls = [op for op in report.ops if op.key != "rendezvous"]
+    if not calls:
+        return " without that call, after no collective at all"
+    return f" without that call; its last collective was {calls[-1].name} at {calls[-1].frame}"
 
 
 def _place(report: RankReport) -> str:

@@ -110,20 +110,27 @@ def _call(run: dict[str, Any], rank: int, folder: str, recorder: record.Recorder
             torch.cuda.set_device(_device)
         with open(os.path.join(folder, "call.pkl"), "rb") as file:
             function, args, kwargs = pickles.load(file)
-        _join(run, rank, folder)
+        _join(run, rank, folder, recorder)
         beacon.start()
         value = function(*args, **kwargs)
-        return End(True, time.monotonic_ns()), value
+        end = End(True, time.monotonic_ns())
+        if recorder.failed is not None:  # and was caught: its peers may wait for it still
+            end.text, end.failed_in = _error_text(recorder.failed[0]), recorder.failed[1]
+        return end, value
     except BaseException as error:  # SystemExit and KeyboardInterrupt too: the reader's function ended
         at = time.monotonic_ns()
-        text = "".join(traceback.format_exception_only(error)).strip()
+        text = _error_text(error)
         failed = recorder.failed
         failed_in = failed[1] if failed is not None and failed[0] is error else None
         stack = [Frame(f.filename, f.lineno or 0, f.name) for f in traceback.extract_tb(error.__traceback__)]
         return End(False, at, text, stack, failed_in), error.with_traceback(None)
 
 
-def _join(run: dict[str, Any], rank: int, folder: str) -> None:
+def _error_text(error: BaseException) -> str:
+    return "".join(traceback.format_exception_only(error)).strip()
+
+
+def _join(run: dict[str, Any], rank: int, folder: str, recorder: record.Recorder) -> None:
     """Make the default process group, and let the reader's own init_process_group make another in its place.
 
     Rendezvous is a file: no port to be taken, no host name to be resolved. An init_process_group that would use the
@@ -153,8 +160,8 @@ def _join(run: dict[str, Any], rank: int, folder: str) -> None:
         if kwargs.get("store") is None and method == "env://" and here and size in (-1, world) and len(args) < 3:
             kwargs.pop("init_method", None)
             kwargs.update(store=store(), world_size=world, rank=rank if number < 0 else number)
-            return original(backend, **kwargs)
-        return original(backend, *args[1:], **kwargs)
+            return recorder.meet(world, original, backend, **kwargs)
+        return recorder.meet(world, original, backend, *args[1:], **kwargs)
 
     joined_by_reader: list[bool] = []
     bound = {"device_id": _device} if _device.type == "cuda" else {}

@@ -107,6 +107,7 @@ class Recorder:
         self._log = log
         self._counts: Counter[str] = Counter()  # collectives so far, by group
         self._groups: dict[int, tuple[tuple[int, ...], str]] = {}  # by id: (global ranks, key)
+        self._worlds = 0  # default groups so far: names of groups begin anew with each
         self._pending: weakref.WeakKeyDictionary[dist.Work, Op] = weakref.WeakKeyDictionary()
         self._inside = False  # a call: what it calls itself is not the reader's
         self.current: tuple[Op, Frame | None] | None = None  # the call in progress, and the line that waits for it
@@ -117,10 +118,9 @@ class Recorder:
         group = group or dist.group.WORLD
         known = self._groups.get(id(group))
         if known is None:
-            members = tuple(dist.get_process_group_ranks(group))
-            # The nth group of the same members: the same key on every rank, whatever other groups it is in.
-            nth = sum(ranks == members for ranks, _ in self._groups.values())
-            known = self._groups[id(group)] = (members, f"{','.join(map(str, members))}#{nth}")
+            # torch counts the groups of a world, on members and others alike: the name is the same on every rank.
+            key = f"{self._worlds}/{group.group_name}"
+            known = self._groups[id(group)] = (tuple(dist.get_process_group_ranks(group)), key)
         return known
 
     def _read(self, name: str, call: _Call, args: dict[str, Any], frame: Frame) -> Op:
@@ -142,6 +142,17 @@ class Recorder:
             self._counts[key] += 1
         root, peer = _global(args, call.root, members), _global(args, call.peer, members)
         return Op(name, members, key, index, shape, dtype, frame, root, peer, reduce, splits, time.monotonic_ns())
+
+    def meet(self, world: int, function: Callable, *args: Any, **kwargs: Any) -> None:
+        """init_process_group: wait, known to wait, until all ranks of the world have come; then begin anew.
+
+        It goes into the log when it has succeeded: a rank whose own call failed never came, as the others see it.
+        """
+        op = Op("init_process_group", tuple(range(world)), "rendezvous", self._worlds, None, None, _caller())
+        self._in(op, None, function, args, kwargs)
+        self._write(encode(op))
+        self._worlds += 1
+        self._groups.clear()
 
     def _write(self, entry: bytes) -> None:
         os.write(self._log, len(entry).to_bytes(_LENGTH, "little") + entry)

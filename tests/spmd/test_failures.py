@@ -9,6 +9,7 @@ import itertools
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -422,3 +423,50 @@ def test_a_hang_in_collectives_that_ddp_starts_itself_is_explained_too(function,
     assert "Ranks 0 and 2 wait for rank 1 in\n  all_reduce of float32[20]" in text, text
     for line in marked_lines(function):
         assert f"test_failures.py, line {line}:" in text, text
+
+
+def rendezvous_without_rank_1():
+    if dist.get_rank() == 1:
+        threading.Event().wait()  # here
+    dist.init_process_group("gloo")  # here
+
+
+def rendezvous_at_a_taken_port(port):
+    os.environ["MASTER_PORT"] = str(port)
+    try:
+        dist.init_process_group("gloo")  # here
+    except dist.DistNetworkError:
+        return
+
+
+def test_a_rendezvous_that_one_rank_misses_is_explained():
+    with pytest.raises(spmd.HangError) as caught:
+        spmd.run(rendezvous_without_rank_1, ranks=3, timeout=SHORT, show=False)
+    cause, text = caught.value.cause, str(caught.value)
+    assert (cause.kind, cause.ranks) == ("missing", (1,)), text
+    for line in marked_lines(rendezvous_without_rank_1):
+        assert f"test_failures.py, line {line}:" in text, text
+
+
+def test_a_taken_port_is_rank_0s_error_and_the_others_wait():
+    with socket.create_server(("127.0.0.1", 0)) as stranger, pytest.raises(spmd.HangError) as caught:
+        spmd.run(rendezvous_at_a_taken_port, stranger.getsockname()[1], ranks=3, timeout=SHORT, show=False)
+    cause, text = caught.value.cause, str(caught.value)
+    assert cause.ranks == (0,), text
+    assert "Ranks 1 and 2 wait for rank 0 in\n  init_process_group" in text, text
+    assert "Rank 0 returned: its own init_process_group, at " in text
+    assert "EADDRINUSE" in text
+
+
+def two_groups_of_the_same_ranks():
+    first, second = dist.new_group([0, 1]), dist.new_group([0, 1])
+    a, b = torch.ones(2), torch.ones(3)
+    works = [dist.all_reduce(a, group=first, async_op=True), dist.all_reduce(b, group=second, async_op=True)]
+    dist.destroy_process_group()
+    dist.init_process_group("gloo")
+    dist.all_reduce(torch.ones(4))
+    return len(works)
+
+
+def test_groups_of_the_same_ranks_and_a_second_world_are_told_apart():
+    assert spmd.run(two_groups_of_the_same_ranks, ranks=2) == [2, 2]
