@@ -15,6 +15,7 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,12 +66,31 @@ def run(source: Path, report: Path, root: Path, env: dict[str, str]) -> str | No
                 progress_bar=True,
             )
     except papermill.exceptions.PapermillExecutionError as error:
-        return f"Cell {error.exec_count} failed: {error.ename}: {error.evalue.strip().splitlines()[0]}"
+        if meant_to_fail(report, error.cell_index):
+            return None
+        first_line = (error.evalue.strip().splitlines() or [""])[0]
+        return f"Cell {error.exec_count} failed: {error.ename}: {first_line}"
     except CellTimeoutError:
         return f"A cell ran longer than {CELL_SECONDS} s and was ended."
     except DeadKernelError:
         return "The notebook's kernel died; a process that is out of memory ends so."
     return None
+
+
+def meant_to_fail(report: Path, index: int) -> bool:
+    """Whether the cell at `index` is tagged raises-exception; then papermill's banner is taken out of `report` again.
+
+    Such a cell may fail and the run goes on, but papermill reports the last failed cell all the same. A cell
+    that should not fail ends the run, so it is the last one: when the last one was meant to fail, all were.
+    """
+    import nbformat
+    from papermill.execute import remove_error_markers
+
+    notebook = remove_error_markers(nbformat.read(report, as_version=4))
+    if "raises-exception" not in notebook.cells[index].metadata.get("tags", []):
+        return False
+    nbformat.write(notebook, report)
+    return True
 
 
 def write_html(notebook: Path) -> Path:
@@ -122,20 +142,19 @@ def run_lab(name: str, ranks: int, solution: bool, root: Path) -> int:
     folder = root / "runs" / name
     folder.mkdir(parents=True, exist_ok=True)
     report = folder / f"{stem}{'.solution' if solution else ''}.ipynb"
-    record = report.with_suffix(".progress.json")
-    record.unlink(missing_ok=True)
     print("\n".join([f"{source.relative_to(root)}", *(f"  {line}" for line in facts.describe(ranks))]), flush=True)
 
     # What this run records goes to a file of its own: an answer passed last week says nothing about this run. And the
     # solved notebook must not pass the learner's exercises.
     problem, interrupted = None, False
-    try:
-        problem = run(source, report, root, {"COURSE_PROGRESS": str(record), "COURSE_RANKS": str(ranks)})
-    except KeyboardInterrupt:
-        problem, interrupted = "Interrupted; what ran until then is kept.", True
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not cost the report
-
-    data = read_record(record)
+    with tempfile.TemporaryDirectory() as scratch:
+        record = Path(scratch) / "progress.json"
+        try:
+            problem = run(source, report, root, {"COURSE_PROGRESS": str(record), "COURSE_RANKS": str(ranks)})
+        except KeyboardInterrupt:
+            problem, interrupted = "Interrupted; what ran until then is kept.", True
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not cost the report
+        data = read_record(record)
     if not solution:
         fold(data)
     names = [exercise.name for exercise in all_exercises().values() if exercise.lab == name]

@@ -88,6 +88,21 @@ def test_a_failing_cell_keeps_the_report_up_to_it(built, capsys):
     assert capsys.readouterr().err.splitlines()[-1] == "Cell 2 failed: ValueError: the reason"
 
 
+def test_a_cell_that_is_meant_to_fail_is_no_failure(built, capsys):
+    put(built, "raise ValueError('as announced')", "print('after')")
+    path = built / "labs" / "lab9_tiny.ipynb"
+    notebook = nbformat.read(path, as_version=4)
+    notebook.cells[0].metadata.tags = ["raises-exception"]
+    nbformat.write(notebook, path)
+    assert headless.main(["lab9"], built) == 0
+    assert "after" in report(built)
+    assert len(nbformat.read(built / "runs" / "lab9" / "lab9_tiny.ipynb", as_version=4).cells) == 2  # no banner
+    notebook.cells[1].source = "raise KeyError"
+    nbformat.write(notebook, path)
+    assert headless.main(["lab9"], built) == 1
+    assert capsys.readouterr().err.splitlines()[-1] == "Cell 2 failed: KeyError: "
+
+
 def test_a_dead_kernel_is_named_and_keeps_the_report(built, capsys):
     put(built, "print('before')", "import os\nos._exit(3)")
     assert headless.main(["lab9"], built) == 1
