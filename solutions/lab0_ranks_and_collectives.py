@@ -313,7 +313,7 @@ lab.reveal(guess, seconds[0] * 1e6)
 # *relative* error of each point: divide each equation $\alpha + \beta \cdot \text{size} = t$ by its $t$ first.
 
 # %% tags=["exercise"]
-# exercise: course_lib.collectives.simple:fit_alpha_beta
+# exercise: course_lib.collectives.cost:fit_alpha_beta
 
 # %% tags=["nbval-ignore-output"]
 fit_alpha_beta = lab.check(fit_alpha_beta)

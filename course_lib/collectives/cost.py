@@ -21,6 +21,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -142,6 +144,23 @@ def fit(samples: Sequence[tuple[Cost, int, float]]) -> Fit:
         relative_error=math.sqrt(np.mean(residual**2)),
         r2=float(1 - residual @ residual / spread) if spread else 1.0,
     )
+
+
+def fit_alpha_beta(sizes: Tensor, seconds: Tensor) -> tuple[float, float]:
+    """The line seconds = alpha + beta * size that fits measured times best. Returns (alpha, beta).
+
+    sizes: (m,) float64, bytes. seconds: (m,) float64. alpha: seconds per message. beta: seconds per byte.
+
+    The times span orders of magnitude, so it is the *relative* errors that should be small: divide each equation
+    alpha + beta * size = t by its own t. `torch.linalg.lstsq(A, b).solution` is the (alpha, beta) for which
+    A @ (alpha, beta) comes nearest to b. (`fit` does the same for algorithms of several steps, and says how well.)
+    """
+    # BEGIN SOLUTION
+    ones = torch.ones_like(seconds)
+    system = torch.stack([ones / seconds, sizes / seconds], dim=1)  # (m, 2)
+    alpha, beta = torch.linalg.lstsq(system, ones).solution
+    # END SOLUTION
+    return alpha.item(), beta.item()
 
 
 def crossover(few_steps: Cost, few_bytes: Cost, alpha: float, beta: float) -> float | None:

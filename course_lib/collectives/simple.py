@@ -104,9 +104,9 @@ def all_reduce(x: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
 
     x: any shape. Returns the sum, in x's shape.
 
-    A ring reduce-scatter, then a ring all-gather, on the n views in `chunks`. Each step sends one chunk to the
-    right and receives the one before it, chunk - 1, from the left. For n - 1 steps what arrives is added; for n - 1
-    more it replaces.
+    A ring reduce-scatter, then a ring all-gather, on the n views in `chunks`. The first step sends chunk rank - 1, and
+    each step receives the chunk before the one it sends. For n - 1 steps what arrives is added: then chunk `rank` is
+    complete. For n - 1 more it replaces.
     """
     rank, n = rank_and_size(group)
     left, right = neighbours(group)
@@ -114,8 +114,8 @@ def all_reduce(x: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
     chunks = split(total.view(-1), n)  # n views of total, some one element longer than others
     # BEGIN SOLUTION
     for step in range(2 * (n - 1)):
-        send = (rank - step) % n
-        receive = (rank - step - 1) % n
+        send = (rank - 1 - step) % n
+        receive = (rank - 2 - step) % n
         incoming = torch.empty_like(chunks[receive])
         send_recv(chunks[send], right, incoming, left, group)
         if step < n - 1:
@@ -124,20 +124,3 @@ def all_reduce(x: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
             chunks[receive].copy_(incoming)
     # END SOLUTION
     return total
-
-
-def fit_alpha_beta(sizes: Tensor, seconds: Tensor) -> tuple[float, float]:
-    """The line seconds = alpha + beta * size that fits measured times best. Returns (alpha, beta).
-
-    sizes: (m,) float64, bytes. seconds: (m,) float64. alpha: seconds per message. beta: seconds per byte.
-
-    The times span orders of magnitude, so it is the *relative* errors that should be small: divide each equation
-    alpha + beta * size = t by its own t. `torch.linalg.lstsq(A, b).solution` is the (alpha, beta) for which
-    A @ (alpha, beta) comes nearest to b.
-    """
-    # BEGIN SOLUTION
-    ones = torch.ones_like(seconds)
-    system = torch.stack([ones / seconds, sizes / seconds], dim=1)  # (m, 2)
-    alpha, beta = torch.linalg.lstsq(system, ones).solution
-    # END SOLUTION
-    return alpha.item(), beta.item()

@@ -132,4 +132,4 @@ def test_the_fit_that_learners_write_agrees():
     seconds = (60e-6 + 0.5e-9 * sizes) * wobble
     message = Cost(1, 1)
     ours = fit([(message, int(size), float(time)) for size, time in zip(sizes, seconds, strict=True)])
-    assert simple.fit_alpha_beta(sizes, seconds) == pytest.approx((ours.alpha, ours.beta), rel=1e-6)
+    assert cost.fit_alpha_beta(sizes, seconds) == pytest.approx((ours.alpha, ours.beta), rel=1e-6)

@@ -248,11 +248,11 @@ ALL_REDUCE = Exercise(
         "writing into a chunk writes into `total`.",
         "Four ranks; what rank 2 sends and receives:\n"
         "    step   0    1    2  |  3    4    5\n"
-        "    sends  c2   c1   c0 |  c3   c2   c1\n"
-        "    gets   c1   c0   c3 |  c2   c1   c0\n"
+        "    sends  c1   c0   c3 |  c2   c1   c0\n"
+        "    gets   c0   c3   c2 |  c1   c0   c3\n"
         "           added        |  copied",
-        "In step s, of 2 * (n - 1): send chunk `(rank - s) % n`, receive chunk `(rank - s - 1) % n` into a new tensor "
-        "of that chunk's size. While s < n - 1 add it to the chunk you have; afterwards copy it over.",
+        "In step s, of 2 * (n - 1): send chunk `(rank - 1 - s) % n`, receive chunk `(rank - 2 - s) % n` into a new "
+        "tensor of that chunk's size. While s < n - 1 add it to the chunk you have; afterwards copy it over.",
     ],
     advice={
         "dividing_sizes_only": "Do your chunks, put together, make up all of x?",

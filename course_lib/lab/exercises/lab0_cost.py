@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from course_lib.collectives import simple
+from course_lib.collectives import cost
 from course_lib.lab.exercise import Case, Exercise, Wrong
 from course_lib.lab.exercises.wrong import alpha_beta
 from course_lib.lab.signatures import looks_like
@@ -43,7 +43,7 @@ FIT_ALPHA_BETA = Exercise(
     title="Fit alpha and beta",
     minutes=15,
     difficulty=2,
-    reference=simple.fit_alpha_beta,
+    reference=cost.fit_alpha_beta,
     worlds=(1,),
     cases=[message_times(0.0), message_times(0.3)],
     call=alpha_and_beta,
