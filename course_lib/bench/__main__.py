@@ -14,7 +14,8 @@ from pathlib import Path
 def names() -> dict[str, str]:
     """The measurements there are, and what each measures."""
     files = sorted(path for path in Path(__file__).parent.glob("*.py") if not path.name.startswith("_"))
-    return {path.stem: (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")[0] for path in files}
+    texts = {path.stem: ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "" for path in files}
+    return {name: text.partition("\n")[0].removeprefix(f"{name}: ") for name, text in texts.items()}
 
 
 def main(argv: list[str]) -> int | None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from course_lib.collectives import exchange, halving, hierarchical, ring, tree
 from course_lib.collectives.handle import Handle, issue
 from course_lib.collectives.ops import SUM, Op, as_op
-from course_lib.collectives.p2p import equal_chunks, rank_and_size
+from course_lib.collectives.p2p import rank_and_size
 
 Group = dist.ProcessGroup | None
 
@@ -170,10 +170,14 @@ def reduce_scatter(
     op = as_op(op)
     op.check(x.dtype)
     _, n = rank_and_size(group)
-    if x.dim() == 0 or x.shape[0] % n:
-        equal_chunks(x if x.dim() == 0 else x.new_empty(x.shape[0]), n)
+    rows = x.shape[0] if x.dim() else 1
+    if rows % n:
+        below = rows // n * n
+        raise ValueError(
+            f"reduce_scatter cannot deal {rows} rows equally to {n} ranks: pad x to {below + n} rows or pass {below}"
+        )
     engine = _choose(REDUCE_SCATTER, algorithm, x)
-    out = _output(out, (x.shape[0] // n, *x.shape[1:]), x, "reduce_scatter")
+    out = _output(out, (rows // n, *x.shape[1:]), x, "reduce_scatter")
 
     def job() -> Tensor:
         if x.numel():
