@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Lab 0: Ranks and collectives
 #
-# **You learn** what a rank is, how ranks talk, why they hang and how to read it; and you build all-reduce, the operation
-# under all of data parallel training, from `send` and `receive` alone.
+# **You learn** what a rank is, how ranks talk, why they hang and how to read it; and you build all-reduce, the
+# operation under all of data parallel training, from `send` and `receive` alone.
 #
 # **You need** PyTorch on one device. No GPU. **Time**: about 100 minutes, 5 exercises.
 #
@@ -35,13 +35,13 @@ RANKS = lab.ranks()
 # %% [markdown]
 # ## 0.1 What is a rank?
 #
-# A **rank** is a process that takes part in a job, and also its number: 0, 1, 2, ... The number of ranks is the **world
-# size**. In training there is usually one rank per GPU; here there is one per process, on your CPU. All ranks run the
-# same program. What differs is the number each one reads with `dist.get_rank()`. This style has a name: SPMD, single
-# program, multiple data.
+# A **rank** is a process that takes part in a job, and also its number: 0, 1, 2, ... The number of ranks is the
+# **world size**. In training there is usually one rank per GPU; here there is one per process, on your CPU. All ranks
+# run the same program. What differs is the number each one reads with `dist.get_rank()`. This style has a name: SPMD,
+# single program, multiple data.
 #
-# `spmd.run(fn, ranks=4)` starts four fresh processes, runs `fn` in each, and returns what they return, in order. (`RANKS`
-# below is 4, unless you asked for another number with `make lab0 RANKS=3`.)
+# `spmd.run(fn, ranks=4)` starts four fresh processes, runs `fn` in each, and returns what they return, in order.
+# (`RANKS` below is 4, unless you asked for another number with `make lab0 RANKS=3`.)
 
 # %%
 counter = 0
@@ -67,13 +67,20 @@ print("the notebook's counter:", counter)
 lab.reveal(guess, counter)
 
 # %% [markdown]
-# Still 0. Every rank got its own copy of the function and of what it uses. Ranks share no memory: the only way from one
-# to another is a message. That is the whole subject.
+# Still 0. Every rank got its own copy of the function and of what it uses. Ranks share no memory: the only way from
+# one to another is a message. That is the whole subject.
 #
 # ## 0.2 Send and receive
 #
 # The smallest message: one rank calls `dist.send(tensor, dst)`, another `dist.recv(tensor, src)`. The receiver brings
 # the memory; its tensor must have the right shape and dtype beforehand, because only the bytes travel.
+#
+# Below, rank 0 starts with sevens, and every further rank adds its own number to what it receives. What does the last
+# rank hold?
+
+# %%
+guess = lab.predict(f"first element of the last of {RANKS} ranks")
+
 
 # %%
 def pass_it_on():
@@ -89,17 +96,19 @@ def pass_it_on():
     return x.tolist()
 
 
-for rank, x in enumerate(spmd.run(pass_it_on, ranks=RANKS)):
+results = spmd.run(pass_it_on, ranks=RANKS)
+for rank, x in enumerate(results):
     print(f"rank {rank}: {x}")
+lab.reveal(guess, results[-1][0])
 
 # %% [markdown]
-# `recv` waits until the message is there. `send` waits too: until the other side takes the data. (A small message may be
-# let through early by some backends. Programs that count on it work in the test and hang in production.)
+# `recv` waits until the message is there. `send` waits too: until the other side takes the data. (A small message may
+# be let through early by some backends. Programs that count on it work in the test and hang in production.)
 #
 # ### Your first deadlock
 #
-# Now all ranks stand in a ring. Each sends its tensor to the right neighbour, then receives from the left one. The code
-# reads well. What will it do?
+# Now all ranks stand in a ring. Each sends its tensor to the right neighbour, then receives from the left one. The
+# code reads well. What will it do?
 
 # %%
 guess = lab.predict(
@@ -124,12 +133,13 @@ lab.reveal(guess, "waits for ever")
 
 # %% [markdown]
 # Nobody receives, because everybody is still sending. Without the time-out this cell would run until you stop it. Read
-# the explanation above once more, slowly; you will meet its like. It says which rank waits, in which call, for whom, in
-# which line. `spmd` can say that because it notes every call into `torch.distributed`. On a cluster you would get
+# the explanation above once more, slowly; you will meet its like. It says which rank waits, in which call, for whom,
+# in which line. `spmd` can say that because it notes every call into `torch.distributed`. On a cluster you would get
 # silence, and after 10 to 30 minutes a time-out on the *wrong* ranks: those that waited.
 #
-# The cure is not to wait in order. Post both, then wait for both: `isend` and `irecv` return at once with a handle whose
-# `wait()` ends when the transfer has ended. In this lab `send_recv(out, to, into, source, group)` does just that.
+# The cure is not to wait in order. Post both, then wait for both: `isend` and `irecv` return at once with a handle
+# whose `wait()` ends when the transfer has ended. In this lab `send_recv(out, to, into, source, group)` does just
+# that.
 
 # %%
 def shift_without_waiting_in_turn():
@@ -146,11 +156,11 @@ spmd.run(shift_without_waiting_in_turn, ranks=RANKS)
 # %% [markdown]
 # ## 0.3 One to all: broadcast
 #
-# Training starts with one rank telling all others its weights. A call that all ranks of a group make together is called
-# a **collective**. This one is a **broadcast**, and the rank that has the data is its **root**.
+# Training starts with one rank telling all others its weights. A call that all ranks of a group make together is
+# called a **collective**. This one is a **broadcast**, and the rank that has the data is its **root**.
 #
-# The obvious way: the root sends to rank 1, then to rank 2, and so on: $n - 1$ messages, one after the other. But after
-# the first message there are two ranks that have the data. Why should only one of them send?
+# The obvious way: the root sends to rank 1, then to rank 2, and so on: $n - 1$ messages, one after the other. But
+# after the first message there are two ranks that have the data. Why should only one of them send?
 
 # %%
 guess = lab.predict("rounds until 64 ranks have the data, if everyone who has it helps", unit="rounds")
@@ -159,8 +169,8 @@ guess = lab.predict("rounds until 64 ranks have the data, if everyone who has it
 lab.reveal(guess, math.ceil(math.log2(64)))
 
 # %% [markdown]
-# Each round doubles the number of ranks that have it: 1, 2, 4, ... So $\lceil \log_2 n \rceil$ rounds. The picture is a
-# binomial tree. Move the sliders: who sends to whom in each round, and how does that depend on the distance?
+# Each round doubles the number of ranks that have it: 1, 2, 4, ... So $\lceil \log_2 n \rceil$ rounds. The picture is
+# a binomial tree. Move the sliders: who sends to whom in each round, and how does that depend on the distance?
 
 # %%
 widgets.tree_stepper()
@@ -182,8 +192,8 @@ tree_broadcast = lab.check(tree_broadcast)
 # After a backward pass every rank has gradients from its own share of the batch, and every rank needs their sum. That
 # is **all-reduce**: everybody brings a tensor, everybody gets the sum.
 #
-# The obvious way again: all send to rank 0, rank 0 adds, rank 0 sends the sum back. Take 4 ranks with 16 MB each. How many
-# megabytes does rank 0 send and receive, together?
+# The obvious way again: all send to rank 0, rank 0 adds, rank 0 sends the sum back. Take 4 ranks with 16 MB each. How
+# many megabytes does rank 0 send and receive, together?
 
 # %%
 guess = lab.predict(f"MB through rank 0's link, {RANKS} ranks, 16 MB each", unit="MB")
@@ -204,12 +214,12 @@ lab.reveal(guess, (naive[0].sent + naive[0].received) / 1e6)
 pictures.link_load({"all to rank 0 and back": naive})
 
 # %% [markdown]
-# 96 MB at rank 0, 32 MB at the others. With 64 ranks it would be 2,016 MB: rank 0 works for the whole cluster, and 63
-# ranks wait. The trouble is not the bytes in total; it is that they all pass one link.
+# With 4 ranks: 96 MB at rank 0, 32 MB at the others. With 64 ranks it would be 2,016 MB: rank 0 works for the whole
+# cluster, and 63 ranks wait. The trouble is not the bytes in total; it is that they all pass one link.
 #
-# So let every link carry the same. Cut each tensor into $n$ **chunks**, and make each rank responsible for the sum of one
-# of them. Then let the sums travel round the ring, each rank adding its share as they pass. That is half of the ring
-# all-reduce (Patarasuk and Yuan, 2009). The other half sends the finished sums round once more.
+# So let every link carry the same. Cut each tensor into $n$ **chunks**, and make each rank responsible for the sum of
+# one of them. Then let the sums travel round the ring, each rank adding its share as they pass. That is half of the
+# ring all-reduce (Patarasuk and Yuan, 2009). The other half sends the finished sums round once more.
 #
 # Step through it. Which chunk does a rank send first? Which one is finished where after $n - 1$ steps?
 
@@ -242,9 +252,9 @@ ring_all_gather = lab.check(ring_all_gather)
 # %% [markdown]
 # **Exercise 0.6: all-reduce, for any size** · 20 min · ●●●
 #
-# Both halves, and no more luck with the sizes. Gradients do not come in multiples of $n$, so the chunks may differ by one
-# element, and with fewer elements than ranks some are empty. `chunks` holds views: writing into `chunks[i]` writes into
-# `total`.
+# Both halves, and no more luck with the sizes. Gradients do not come in multiples of $n$, so the chunks may differ by
+# one element, and with fewer elements than ranks some are empty. `chunks` holds views: writing into `chunks[i]` writes
+# into `total`.
 
 # %% tags=["exercise"]
 # exercise: course_lib.collectives.simple:all_reduce
@@ -267,18 +277,19 @@ lab.reveal(guess, (ring[1].sent + ring[1].received) / 1e6)
 pictures.link_load({"all to rank 0 and back": naive, "ring": ring})
 
 # %% [markdown]
-# 48 MB on each link. For large $n$ each rank sends $2 \cdot \frac{n-1}{n} \cdot 16$ MB, which never exceeds twice the
-# tensor, however many ranks there are. No all-reduce can send less: each rank's values must leave it once, and the sums of
-# others must come back. (Rank 0 is no longer special. That, too, is a virtue: there is nothing to tune for it.)
+# With 4 ranks: 48 MB on each link. For large $n$ each rank sends $2 \cdot \frac{n-1}{n} \cdot 16$ MB, which never
+# exceeds twice the tensor, however many ranks there are. No all-reduce made of messages between ranks sends less
+# (Patarasuk and Yuan prove it): each rank's values must leave it, and the sums must come back. (Rank 0 is no longer
+# special. That, too, is a virtue: there is nothing to tune for it.)
 #
 # ## 0.5 What does a message cost?
 #
-# If the ring moves the least bytes possible, is it always the fastest? That depends on what a message costs. Two numbers
-# go far (the **alpha-beta model**): $t = \alpha + \beta \cdot \text{size}$. $\alpha$ is the time a message takes however
-# short it is: the **latency**. $\beta$ is the time per byte; $1/\beta$ is the **bandwidth**.
+# If the ring moves the least bytes possible, is it always the fastest? That depends on what a message costs. Two
+# numbers go far (the **alpha-beta model**): $t = \alpha + \beta \cdot \text{size}$. $\alpha$ is the time a message
+# takes however short it is: the **latency**. $\beta$ is the time per byte; $1/\beta$ is the **bandwidth**.
 #
-# Measure them on two ranks, with messages of 4 bytes to 16 MB: both send and both receive, as in a ring. First, a guess:
-# a message of 4 bytes, how many microseconds on this machine?
+# Measure them on two ranks, with messages of 4 bytes to 16 MB: both send and both receive, as in a ring. First, a
+# guess: a message of 4 bytes, how many microseconds on this machine?
 
 # %%
 guess = lab.predict("time of a message of 4 bytes, here", unit="µs")
@@ -308,9 +319,9 @@ lab.reveal(guess, seconds[0] * 1e6)
 # %% [markdown]
 # **Exercise 0.7: fit alpha and beta** · 15 min · ●●○
 #
-# Draw the line through the points. One trap: the times span four orders of magnitude. Least squares on the seconds
-# themselves listens only to the largest messages, and returns an $\alpha$ that is mere noise. What should be small is the
-# *relative* error of each point: divide each equation $\alpha + \beta \cdot \text{size} = t$ by its $t$ first.
+# Draw the line through the points. One trap: the times span orders of magnitude. Least squares on the seconds
+# themselves listens only to the largest messages, and returns an $\alpha$ that is mere noise. What should be small is
+# the *relative* error of each point: divide each equation $\alpha + \beta \cdot \text{size} = t$ by its $t$ first.
 
 # %% tags=["exercise"]
 # exercise: course_lib.collectives.cost:fit_alpha_beta
@@ -325,16 +336,16 @@ lab.figure("1/beta: bandwidth of a link, 2 ranks", 1 / beta, "B/s")
 pictures.message_cost(sizes, seconds, alpha, beta)
 
 # %% [markdown]
-# Left of the thin line a message costs the same whatever its size: there you want *few messages*. Right of it the bytes
-# decide: there you want *few bytes*. So compare two all-reduces on 4 ranks:
+# Left of the thin line a message costs the same whatever its size: there you want *few messages*. Right of it the
+# bytes decide: there you want *few bytes*. So compare two all-reduces on 4 ranks:
 #
-# - the **tree**: reduce to rank 0 along a tree, broadcast back. $2 \lceil\log_2 n\rceil = 4$ rounds, each with the whole
-#   tensor.
+# - the **tree**: reduce to rank 0 along a tree, broadcast back. $2 \lceil\log_2 n\rceil = 4$ rounds, each with the
+#   whole tensor.
 # - the **ring**: $2(n - 1) = 6$ steps, each with a quarter of it.
 #
-# The explorer below starts at your $\alpha$ and $\beta$. Where do tree and ring cross? What becomes of the crossover with
-# 8 ranks? (A third curve, **halving**, is few steps *and* few bytes: in each step a rank exchanges half of what is left
-# with a partner, first far, then near. It needs a power of two; choose 6 ranks to see what it pays otherwise.)
+# The explorer below starts at your $\alpha$ and $\beta$. Where do tree and ring cross? What becomes of the crossover
+# with 8 ranks? (A third curve, **halving**, is few steps *and* few bytes: in each step a rank exchanges half of what
+# is left with a partner, first far, then near. It needs a power of two; choose 6 ranks to see what it pays otherwise.)
 
 # %% tags=["nbval-ignore-output"]
 widgets.cost_explorer(alpha=alpha, beta=beta)
@@ -368,8 +379,8 @@ lab.reveal(small, min(names, key=lambda name: measured[name][0]))
 lab.reveal(large, min(names, key=lambda name: measured[name][-1]))
 
 # %% [markdown]
-# The order is right: the tree wins for small tensors, the ring for large ones. The times are not: measured is several times slower
-# than predicted, unless your machine has a core for every rank. What does the model leave out?
+# The order is right: the tree wins for small tensors, the ring for large ones. The times are not: measured is several
+# times slower than predicted, unless your machine has a core for every rank. What does the model leave out?
 #
 # It gives each rank a processor and a link of its own. You measured $\alpha$ and $\beta$ on two ranks; then four ranks
 # shared the same cores, and the "link" between them is memory copied by those very cores. So measure a message once
@@ -424,9 +435,9 @@ results.timeline.draw(title="With the barrier: everybody waits for rank 0, as wi
 lab.reveal(guess, "works, at the same time as with a barrier")
 
 # %% [markdown]
-# **Verdict: false.** A broadcast already waits: a rank that receives cannot go on before the data is there. The barrier
-# adds a message and no safety. What does hang is a collective that not all ranks call; a barrier in the wrong place is
-# one itself:
+# **Verdict: false.** A broadcast already waits: a rank that receives cannot go on before the data is there. The
+# barrier adds a message and no safety. What does hang is a collective that not all ranks call; a barrier in the wrong
+# place is one itself:
 
 # %% tags=["raises-exception"]
 def barrier_on_rank_0_only():
@@ -442,9 +453,9 @@ spmd.run(barrier_on_rank_0_only, ranks=RANKS, timeout=2)
 # %% [markdown]
 # (A barrier *is* needed where something passes outside of the group: rank 0 writes a file, the others read it.)
 #
-# **"A MASTER_PORT that is in use makes the job deadlock."** When a job starts under `torchrun`, rank 0 opens a port and
-# the others connect to it: that is how they find one another, the **rendezvous**. (`spmd` meets in a file instead, so
-# that no lab of yours can trip over a port.) Here a stranger holds the port already.
+# **"A MASTER_PORT that is in use makes the job deadlock."** When a job starts under `torchrun`, rank 0 opens a port
+# and the others connect to it: that is how they find one another, the **rendezvous**. (`spmd` meets in a file instead,
+# so that no lab of yours can trip over a port.) Here a stranger holds the port already.
 
 # %%
 guess = lab.predict(
@@ -471,33 +482,34 @@ lab.reveal(guess, "rank 0 fails at once, the others wait")
 
 # %% [markdown]
 # **Verdict: half true.** There is no deadlock. Rank 0 fails at once, with a plain error (`EADDRINUSE`). The *others*
-# found somebody at that port, wait for an answer in a language he does not speak, and look hung. Whoever reads the
-# log of rank 2 sees a hang; whoever reads that of rank 0 sees the cause. So: read rank 0's first error; let `torchrun`
-# supervise (it ends all ranks when one fails); and take a free port (`torchrun --standalone`).
+# found somebody at that port, wait for an answer that never comes, and look hung. Whoever reads the log of rank 2 sees
+# a hang; whoever reads that of rank 0 sees the cause. So: read rank 0's first error; let `torchrun` supervise (it ends
+# all ranks when one fails); and take a free port (`torchrun --standalone`).
 #
 # ## On GPUs
 #
-# > - **Same code, another backend.** With a GPU per rank, `spmd` starts the ranks on NCCL, and the same `dist` calls take
-# >   CUDA tensors (`device=spmd.device()`). NCCL picks ring or tree by size and topology itself; `NCCL_DEBUG=INFO` says
-# >   which.
-# > - **Other numbers.** $\alpha$ is a few microseconds within a node. $1/\beta$ is hundreds of GB/s over NVLink, tens of GB/s between
-# >   nodes. The crossover moves, the reasoning stays.
-# > - **A call returns before it is done.** NCCL work runs on a CUDA stream; time it with events, or after
-# >   `torch.cuda.synchronize()`.
-# > - **Hangs last longer.** The default time-out is 10 minutes (gloo: 30), and the GPU shows 100% utilisation while it
-# >   waits.
+# > - **Same code, another backend.** With a GPU for each rank, `spmd` starts the ranks on NCCL, and the same `dist`
+# >   calls take CUDA tensors (`device=spmd.device()`). CPU tensors still go by gloo, so this notebook runs there as it
+# >   is.
+# > - **Other numbers.** An all-reduce among 8 H100 uses each NVLink at 370 GB/s, one across nodes uses a 400 Gb/s
+# >   network card at 48 GB/s (NVIDIA, GTC 2024, session S62129). So $\beta$ differs by a factor of 8 *within* one job,
+# >   and that is why labs 2 to 4 care about who talks to whom.
+# > - **A call returns before it is done.** NCCL works on a CUDA stream. Time it with CUDA events, or after
+# >   `torch.cuda.synchronize()`; what you would time otherwise is the launch.
+# > - **Hangs last longer.** The default time-out is 10 minutes with NCCL and 30 with gloo (documentation of
+# >   `init_process_group`). Meanwhile the GPU looks busy: a waiting NCCL kernel spins.
 #
 # ## What you measured here
 
 # %% tags=["nbval-ignore-output"]
-lab.progress.show()
+lab.progress()
 
 # %% [markdown]
 # ## What to remember
 #
 # - Ranks share nothing. All that passes between them is a message that both sides agree on.
-# - Every rank of a group calls the same collectives in the same order, with the same shapes and dtypes. Nearly every hang
-#   breaks this rule, and the rank that shows it is not the rank that broke it.
+# - Every rank of a group calls the same collectives in the same order, with the same shapes and dtypes. Nearly every
+#   hang breaks this rule, and the rank that shows it is not the rank that broke it.
 # - Ring: least bytes, $2(n - 1)$ messages. Tree: few messages, more bytes. $\alpha$ and $\beta$ decide.
 #
 # | claim | experiment | verdict |
