@@ -50,22 +50,33 @@ def table(op: str, n: int, timings: Sequence[Timing]) -> str:
 
 
 def fitted(op: str, n: int, timings: Sequence[Timing]) -> list[str]:
-    """alpha and beta from all of our algorithms together, and where the model says that the ring overtakes."""
-    models = {name: cost.cost(op, name, n) for name in {t.name for t in timings} if (op, name) in cost.COSTS}
-    samples = [(models[t.name], t.nbytes, t.median) for t in timings if t.name in models]
-    if len({nbytes for _, nbytes, _ in samples}) < 2:
-        return []
-    found = cost.fit(samples)
-    lines = [f"  {found}; R2 {found.r2:.2f}"]
-    for name in sorted(models.keys() - {"ring"}):
-        if "ring" in models:
-            size = cost.crossover(models[name], models["ring"], found.alpha, found.beta)
-            where = f"from {_size(round(size))} on" if size else "at no size"
-            lines.append(f"  by this model the ring is faster than {name} {where}")
+    """alpha and beta of each algorithm, and from which size on the ring's fitted line is below the others'.
+
+    If messages were all that costs, every algorithm would show the same alpha and beta. Ranks that share cores show
+    more of both where a rank has more to do at once.
+    """
+    lines, fits = [], {}
+    for name in dict.fromkeys(timing.name for timing in timings):
+        own = [timing for timing in timings if timing.name == name]
+        if (op, name) in cost.COSTS and len(own) > 1:
+            fits[name] = cost.fit([(cost.cost(op, name, n), timing.nbytes, timing.median) for timing in own])
+            lines.append(f"  {name:8} {fits[name]}; R2 {fits[name].r2:.2f}")
+    for name in sorted(fits.keys() - {"ring"}) if "ring" in fits else ():
+        lines.append(f"  the ring overtakes {name} {_overtakes(op, n, fits['ring'], name, fits[name])}")
     if op in ("all_reduce", "reduce_scatter", "all_gather"):
         small = "tree" if op == "all_reduce" else "halving"
         lines.append(f"  auto takes {small} up to {_size(front.SMALL_BYTES)}, then the ring")
     return lines
+
+
+def _overtakes(op: str, n: int, ring: cost.Fit, name: str, other: cost.Fit) -> str:
+    """Where the two fitted lines cross, in words."""
+    ring_cost, other_cost = cost.cost(op, "ring", n), cost.cost(op, name, n)
+    ahead = ring.seconds(ring_cost, 0) - other.seconds(other_cost, 0)  # at size 0
+    gain = other_cost.volume * other.beta - ring_cost.volume * ring.beta  # for each byte
+    if gain <= 0:
+        return "at no size"
+    return f"from {_size(round(ahead / gain))} on" if ahead > 0 else "at every size"
 
 
 def _size(nbytes: int) -> str:

@@ -22,7 +22,7 @@ Group = dist.ProcessGroup | None
 
 # Up to here the number of messages counts for more than their bytes. Measured with ranks that share cores, where each
 # message also costs two of them a wake-up; `python -m course_lib.bench collectives` shows all sides.
-SMALL_BYTES = 2**20
+SMALL_BYTES = 4 * 2**20
 
 # The first of each is for small tensors, the second for large ones.
 ALL_REDUCE = {"tree": tree.all_reduce_, "ring": ring.all_reduce_, "halving": halving.all_reduce_}
