@@ -16,10 +16,13 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from course_lib.doctor import facts, options
 from course_lib.lab import progress
@@ -27,6 +30,7 @@ from course_lib.lab.build import KERNEL_ARGUMENTS
 from course_lib.lab.machine import readable
 
 CELL_SECONDS = 600  # far beyond any cell of a lab: what runs longer is stuck
+stopped = threading.Event()  # someone pressed Ctrl-C, or sent SIGTERM
 
 
 @contextmanager
@@ -146,14 +150,18 @@ def run_lab(name: str, ranks: int, solution: bool, root: Path) -> int:
 
     # What this run records goes to a file of its own: an answer passed last week says nothing about this run. And the
     # solved notebook must not pass the learner's exercises.
-    problem, interrupted = None, False
+    problem = None
     with tempfile.TemporaryDirectory() as scratch:
         record = Path(scratch) / "progress.json"
         try:
             problem = run(source, report, root, {"COURSE_PROGRESS": str(record), "COURSE_RANKS": str(ranks)})
-        except KeyboardInterrupt:
-            problem, interrupted = "Interrupted; what ran until then is kept.", True
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not cost the report
+        except BaseException:
+            # An interrupt in the middle of the kernel's client can come out of it as almost anything.
+            if not stopped.is_set():
+                raise
+        if stopped.is_set():
+            end_children()
+            problem = "Interrupted; what ran until then is kept."
         data = read_record(record)
     if not solution:
         fold(data)
@@ -165,7 +173,23 @@ def run_lab(name: str, ranks: int, solution: bool, root: Path) -> int:
         print(problem, file=sys.stderr)
     states = [entry.get("state") for entry in data["exercises"].values()]
     wrong = "not yet" in states or (solution and states.count("passed") < len(names))
-    return 130 if interrupted else int(bool(problem or wrong))
+    return 130 if stopped.is_set() else int(bool(problem or wrong))
+
+
+def interrupt(number: int, frame: object) -> None:
+    """Answer the first Ctrl-C by ending the run; a second one ends the kernel at once, and does not cost the report."""
+    if stopped.is_set():
+        end_children()
+    else:
+        stopped.set()
+        raise KeyboardInterrupt
+
+
+def end_children() -> None:
+    """End the kernel and what it started, in case its client did not come to it."""
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def main(arguments: list[str] | None = None, root: Path = options.ROOT) -> int:
@@ -173,7 +197,10 @@ def main(arguments: list[str] | None = None, root: Path = options.ROOT) -> int:
     parser.add_argument("lab", help="lab0, lab1, ...")
     chosen = parser.parse_args(arguments)
     # `kill` is answered like Ctrl-C: the report is kept and no process is left.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    stopped.clear()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, interrupt)
     try:
         ranks = options.ranks(os.environ.get("RANKS", ""))
         return run_lab(chosen.lab, ranks, options.solution(os.environ.get("SOLUTION", "")), root)

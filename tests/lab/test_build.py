@@ -102,7 +102,8 @@ def test_a_solved_notebook_that_fails_leaves_the_old_one(built, capsys):
     before = (built / SOLVED).read_text(encoding="utf-8")
     rewrite(built, "count += 1", "count += nothing")
     assert build.main([], built) == 1
-    assert f"{SOLVED}: the solved notebook does not run, NameError: name 'nothing' is not defined" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert told.startswith(f"{SOLVED}: the solved notebook does not run, NameError: name 'nothing' is not defined\n")
     assert (built / SOLVED).read_text(encoding="utf-8") == before
 
 
@@ -130,7 +131,7 @@ def test_widget_ids_are_dropped_and_the_still_picture_kept(tmp_path):
     assert notebook.cells[0].outputs[0].data == {"image/png": "iVBOR"}
 
 
-@pytest.mark.parametrize("text", ["File /home/me/x.py", "/tmp/ipykernel_12/3.py:1: UserWarning", "in /root/.cache", "File ~/x.py"])
+@pytest.mark.parametrize("text", ["File /home/me/x.py", "/tmp/ipykernel_12/3.py:1: Warn", "in /root/.cache", "~/x.py"])
 def test_paths_of_a_machine_are_refused(text):
     with pytest.raises(BuildError, match="cell 1 .x. holds a path of this machine"):
         outputs.refuse(printing(text))
