@@ -62,8 +62,9 @@ class Beacon:
     def now(self) -> None:
         frame = own_line(sys._current_frames().get(self._main))
         op = None
-        if self._recorder.current is not None:
-            op, waits = self._recorder.current
+        current = self._recorder.current
+        if current is not None:
+            op, waits = current
             if waits is not None:
                 op = copy.copy(op)
                 op.waits = waits

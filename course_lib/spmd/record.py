@@ -16,6 +16,7 @@ import inspect
 import marshal
 import os
 import sys
+import threading
 import time
 import weakref
 from collections import Counter
@@ -109,10 +110,16 @@ class Recorder:
         self._groups: dict[int, tuple[tuple[int, ...], str]] = {}  # by id: (global ranks, key)
         self._worlds = 0  # default groups so far: names of groups begin anew with each
         self._pending: weakref.WeakKeyDictionary[dist.Work, Op] = weakref.WeakKeyDictionary()
-        self._inside = False  # a call: what it calls itself is not the reader's
-        self.current: tuple[Op, Frame | None] | None = None  # the call in progress, and the line that waits for it
+        self._main = threading.get_ident()
+        # By thread: the call in progress, and the line that waits for it. What a call calls itself is not recorded.
+        self._active: dict[int, tuple[Op, Frame | None]] = {}
         self.failed: tuple[BaseException, Op] | None = None  # the last exception that came out of a call
         self.traffics: list[Traffic] = []
+
+    @property
+    def current(self) -> tuple[Op, Frame | None] | None:
+        """The call in progress: the main thread's, or else another's."""
+        return self._active.get(self._main) or next(iter(list(self._active.values())), None)
 
     def _group(self, group: dist.ProcessGroup | None) -> tuple[tuple[int, ...], str]:
         group = group or dist.group.WORLD
@@ -162,7 +169,7 @@ class Recorder:
 
         @functools.wraps(function)
         def recorded(*args: Any, **kwargs: Any) -> Any:
-            if self._inside or not dist.is_initialized():
+            if threading.get_ident() in self._active or not dist.is_initialized():
                 return function(*args, **kwargs)
             arguments = dict(zip(names, args, strict=False)) | kwargs
             if arguments.get("group") is dist.GroupMember.NON_GROUP_MEMBER:
@@ -186,7 +193,7 @@ class Recorder:
     def wrap_wait(self, wait: Callable) -> Callable:
         @functools.wraps(wait)
         def recorded(work: dist.Work, *args: Any, **kwargs: Any) -> Any:
-            op = None if self._inside else self._pending.get(work)
+            op = None if threading.get_ident() in self._active else self._pending.get(work)
             if op is None:
                 return wait(work, *args, **kwargs)
             return self._in(op, _caller(), wait, (work, *args), kwargs)
@@ -195,8 +202,8 @@ class Recorder:
 
     def _in(self, op: Op, waits: Frame | None, function: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Call the function, known to be in `op` as long as it lasts."""
-        self.current = (op, waits)
-        self._inside = True
+        thread = threading.get_ident()
+        self._active[thread] = (op, waits)
         start = time.monotonic_ns()
         try:
             return function(*args, **kwargs)
@@ -204,9 +211,9 @@ class Recorder:
             self.failed = (error, op)
             raise
         finally:
-            self._inside = False
-            self.current = None
-            spans.record(op.name, start, time.monotonic_ns(), "comm")
+            del self._active[thread]
+            lane = "main" if thread == self._main else "network"  # a thread communicates beside the program
+            spans.record(op.name, start, time.monotonic_ns(), "comm", lane)
 
 
 def _span_when_done(work: dist.Work, op: Op) -> None:

@@ -1,6 +1,7 @@
 """What a healthy run promises."""
 
 import os
+import threading
 
 import pytest
 import torch
@@ -160,3 +161,27 @@ def test_nccl_without_enough_gpus_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(ValueError, match="nccl needs one GPU per rank: 2 ranks, 1 GPUs"):
         spmd.choose(2, "nccl")
+
+
+def test_a_thread_that_communicates_is_recorded_beside_the_program():
+    def both_at_once():
+        beside = dist.new_group()
+        x, y = torch.ones(1 << 20), torch.ones(1 << 20)
+
+        def reduce_beside():
+            for _ in range(20):
+                dist.all_reduce(y, group=beside)
+
+        thread = threading.Thread(target=reduce_beside)
+        with spmd.traffic() as moved:
+            thread.start()
+            for _ in range(20):
+                dist.all_reduce(x)
+            thread.join()
+        return moved.calls["all_reduce"]
+
+    results = spmd.run(both_at_once, ranks=2)
+    assert results == [40, 40]
+    for spans in results.timeline.spans_by_rank:
+        lanes = [s.lane for s in spans if s.name == "all_reduce"]
+        assert (lanes.count("main"), lanes.count("network")) == (20, 20)
