@@ -41,6 +41,11 @@ ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+/\S*token=\w+")
 
 
 CELLS = "jupyterapp.shell.currentWidget.content.widgets"
+MEANT_TO_FAIL = "w => (w.model.getMetadata('tags') || []).includes('raises-exception')"
+NOT_RUN = "w => w.model.type === 'code' && w.model.sharedModel.getSource() && !w.model.executionCount"
+FAILED = "w => w.model.type === 'code' && w.model.outputs.toJSON().some(output => output.output_type === 'error')"
+# A run of all cells is over: each has run, or one failed that should not have.
+OVER = f"() => !{CELLS}.some({NOT_RUN}) || {CELLS}.some(w => ({FAILED})(w) && !({MEANT_TO_FAIL})(w))"
 # The outputs a run left are all on the page: they are drawn some time after the run is over.
 DRAWN = f"""() => {CELLS}.every(w => w.model.type !== 'code' || (
     w.node.querySelectorAll('.jp-OutputArea-child').length >= w.model.outputs.length &&
@@ -188,6 +193,8 @@ class Notebook:
     def run_all(self) -> None:
         """Run every cell and wait for the last."""
         self.call("() => jupyterapp.commands.execute('notebook:run-all-cells')", seconds=RUN_SECONDS)
+        # The command is over at the first cell that fails, while one that is meant to fail lets the others go on.
+        self.page.wait_for_function(OVER, timeout=1000 * RUN_SECONDS)
         self.page.wait_for_function(DRAWN)
 
     def output(self, piece: str) -> str:
@@ -199,15 +206,13 @@ class Notebook:
 
         Cells that are meant to fail (tagged raises-exception) are left out.
         """
-        meant = "w => (w.model.getMetadata('tags') || []).includes('raises-exception')"
         red = "[data-mime-type='application/vnd.jupyter.stderr'], .jupyter-widgets-error-widget"
         find = f"w => [...w.node.querySelectorAll(`{red}`)].map(shown => shown.innerText)"
-        return self.call(f"() => {CELLS}.filter(w => !({meant})(w)).flatMap({find})")
+        return self.call(f"() => {CELLS}.filter(w => !({MEANT_TO_FAIL})(w)).flatMap({find})")
 
     def not_run(self) -> list[str]:
         """The code cells that no run has reached."""
-        wanted = "w => w.model.type === 'code' && w.model.sharedModel.getSource() && !w.model.executionCount"
-        return self.call(f"() => {CELLS}.filter({wanted}).map(w => w.model.sharedModel.getSource())")
+        return self.call(f"() => {CELLS}.filter({NOT_RUN}).map(w => w.model.sharedModel.getSource())")
 
     def picture(self, piece: str) -> str:
         """The pixels (or the markup) of the picture under that cell, to tell whether it changed."""
