@@ -4,7 +4,8 @@
 # **You learn** what a rank is, how ranks talk, why they hang and how to read it; and you build all-reduce, the
 # operation under all of data parallel training, from `send` and `receive` alone.
 #
-# **You need** PyTorch on one device. No GPU. **Time**: about 100 minutes, 5 exercises.
+# **You need** PyTorch on one device. No GPU. **Time**: about two hours, 5 exercises. Numbers in the text are for 4
+# ranks.
 #
 # How a lab works: run the cells in order. Where it asks for a guess, commit to one before you run on. An exercise is a
 # function with a blank; run it, and the cell below it checks your answer on real processes. If it is not right yet, it
@@ -39,6 +40,9 @@ RANKS = lab.ranks()
 # **world size**. In training there is usually one rank per GPU; here there is one per process, on your CPU. All ranks
 # run the same program. What differs is the number each one reads with `dist.get_rank()`. This style has a name: SPMD,
 # single program, multiple data.
+#
+# Ranks that talk to each other form a **process group**. The library that carries their messages is the **backend**:
+# NCCL between GPUs, gloo between CPUs. The first cell said which one you have.
 #
 # `spmd.run(fn, ranks=4)` starts four fresh processes, runs `fn` in each, and returns what they return, in order.
 # (`RANKS` below is 4, unless you asked for another number with `make lab0 RANKS=3`.)
@@ -133,13 +137,13 @@ lab.reveal(guess, "waits for ever")
 
 # %% [markdown]
 # Nobody receives, because everybody is still sending. Without the time-out this cell would run until you stop it. Read
-# the explanation above once more, slowly; you will meet its like. It says which rank waits, in which call, for whom,
-# in which line. `spmd` can say that because it notes every call into `torch.distributed`. On a cluster you would get
-# silence, and after 10 to 30 minutes a time-out on the *wrong* ranks: those that waited.
+# the explanation above: it says which rank waits, in which call, for whom, in which line. `spmd` can say that because
+# it notes every call into `torch.distributed`. On a cluster you would get silence, and after 10 to 30 minutes a
+# time-out that names none of this.
 #
-# The cure is not to wait in order. Post both, then wait for both: `isend` and `irecv` return at once with a handle
-# whose `wait()` ends when the transfer has ended. In this lab `send_recv(out, to, into, source, group)` does just
-# that.
+# The cure: start both, then wait for both. `isend` and `irecv` return at once with a handle whose `wait()` ends when
+# the transfer has ended. In this lab `send_recv(out, to, into, source, group)` does just that: it sends `out` to rank
+# `to` while it receives `into` from rank `source`.
 
 # %%
 def shift_without_waiting_in_turn():
@@ -176,9 +180,11 @@ lab.reveal(guess, math.ceil(math.log2(64)))
 widgets.tree_stepper()
 
 # %% [markdown]
-# **Exercise 0.3: broadcast as a tree** · 15 min · ●○○
+# **Exercise 1: broadcast as a tree** · 15 min · ●○○
 #
-# `group_dst` and `group_src` count ranks within the group. With the default group these are simply the ranks.
+# `dist.send(x, group=group, group_dst=3)` sends to rank 3 *of that group* (`recv` has `group_src`). Here and below,
+# ranks count within the group, so that your function works for a part of a job too. With `group=None`, the group of
+# all ranks, these are simply the ranks.
 
 # %% tags=["exercise"]
 # exercise: course_lib.collectives.simple:tree_broadcast
@@ -192,8 +198,9 @@ tree_broadcast = lab.check(tree_broadcast)
 # After a backward pass every rank has gradients from its own share of the batch, and every rank needs their sum. That
 # is **all-reduce**: everybody brings a tensor, everybody gets the sum.
 #
-# The obvious way again: all send to rank 0, rank 0 adds, rank 0 sends the sum back. Take 4 ranks with 16 MB each. How
-# many megabytes does rank 0 send and receive, together?
+# The obvious way again: all send to rank 0, rank 0 adds, rank 0 sends the sum back. Think of a rank's connection to
+# all others as one cable, its **link**. Each rank has 16 MB. How many megabytes pass rank 0's link, in and out
+# together? (1 MB is $10^6$ bytes.)
 
 # %%
 guess = lab.predict(f"MB through rank 0's link, {RANKS} ranks, 16 MB each", unit="MB")
@@ -224,10 +231,10 @@ pictures.link_load({"all to rank 0 and back": naive})
 # Step through it. Which chunk does a rank send first? Which one is finished where after $n - 1$ steps?
 
 # %%
-widgets.ring_stepper()
+widgets.ring_stepper(ranks=min(RANKS, 8))
 
 # %% [markdown]
-# **Exercise 0.4: ring reduce-scatter** · 20 min · ●●○
+# **Exercise 2: ring reduce-scatter** · 20 min · ●●○
 #
 # The first half has a name of its own: **reduce-scatter**. Rank $r$ ends with chunk $r$ of the sum. So where must that
 # sum set out, $n - 1$ steps earlier?
@@ -239,7 +246,7 @@ widgets.ring_stepper()
 ring_reduce_scatter = lab.check(ring_reduce_scatter)
 
 # %% [markdown]
-# **Exercise 0.5: ring all-gather** · 15 min · ●●○
+# **Exercise 3: ring all-gather** · 15 min · ●●○
 #
 # The second half: every rank has one chunk, every rank wants all of them.
 
@@ -250,7 +257,7 @@ ring_reduce_scatter = lab.check(ring_reduce_scatter)
 ring_all_gather = lab.check(ring_all_gather)
 
 # %% [markdown]
-# **Exercise 0.6: all-reduce, for any size** · 20 min · ●●●
+# **Exercise 4: all-reduce, for any size** · 20 min · ●●●
 #
 # Both halves, and no more luck with the sizes. Gradients do not come in multiples of $n$, so the chunks may differ by
 # one element, and with fewer elements than ranks some are empty. `chunks` holds views: writing into `chunks[i]` writes
@@ -277,10 +284,9 @@ lab.reveal(guess, (ring[1].sent + ring[1].received) / 1e6)
 pictures.link_load({"all to rank 0 and back": naive, "ring": ring})
 
 # %% [markdown]
-# With 4 ranks: 48 MB on each link. For large $n$ each rank sends $2 \cdot \frac{n-1}{n} \cdot 16$ MB, which never
-# exceeds twice the tensor, however many ranks there are. No all-reduce made of messages between ranks sends less
-# (Patarasuk and Yuan prove it): each rank's values must leave it, and the sums must come back. (Rank 0 is no longer
-# special. That, too, is a virtue: there is nothing to tune for it.)
+# With 4 ranks: 48 MB on each link, 24 in and 24 out. In general each rank sends $2 \cdot \frac{n-1}{n}$ times its
+# tensor: never twice as much, however many ranks there are. And no all-reduce made of messages between ranks gets by
+# with less on its busiest link (Patarasuk and Yuan prove it). Rank 0 is no longer special; that, too, is a virtue.
 #
 # ## 0.5 What does a message cost?
 #
@@ -302,12 +308,12 @@ def message_times(sizes, repeats=15):
     seconds = []
     for size in sizes:
         x, received, taken = torch.zeros(size, dtype=torch.uint8), torch.empty(size, dtype=torch.uint8), []
-        for _ in range(repeats):
+        for _ in range(repeats + 1):
             dist.barrier()
             start = time.perf_counter()
             send_recv(x, right, received, left)
             taken.append(time.perf_counter() - start)
-        seconds.append(sorted(taken)[repeats // 2])
+        seconds.append(sorted(taken[1:])[repeats // 2])  # the first one warms up
     return torch.tensor(seconds, dtype=torch.float64)
 
 
@@ -317,7 +323,7 @@ seconds = spmd.run(message_times, sizes.long().tolist(), ranks=2)[0]
 lab.reveal(guess, seconds[0] * 1e6)
 
 # %% [markdown]
-# **Exercise 0.7: fit alpha and beta** · 15 min · ●●○
+# **Exercise 5: fit alpha and beta** · 15 min · ●●○
 #
 # Draw the line through the points. One trap: the times span orders of magnitude. Least squares on the seconds
 # themselves listens only to the largest messages, and returns an $\alpha$ that is mere noise. What should be small is
@@ -336,19 +342,21 @@ lab.figure("1/beta: bandwidth of a link, 2 ranks", 1 / beta, "B/s")
 pictures.message_cost(sizes, seconds, alpha, beta)
 
 # %% [markdown]
-# Left of the thin line a message costs the same whatever its size: there you want *few messages*. Right of it the
-# bytes decide: there you want *few bytes*. So compare two all-reduces on 4 ranks:
+# At the thin line half of the time is $\alpha$ and half is $\beta \cdot \text{size}$. Left of it a message costs
+# nearly the same whatever its size: there you want *few messages*. Right of it the bytes decide: there you want *few
+# bytes*. So compare two all-reduces on 4 ranks:
 #
 # - the **tree**: reduce to rank 0 along a tree, broadcast back. $2 \lceil\log_2 n\rceil = 4$ rounds, each with the
 #   whole tensor.
 # - the **ring**: $2(n - 1) = 6$ steps, each with a quarter of it.
 #
-# The explorer below starts at your $\alpha$ and $\beta$. Where do tree and ring cross? What becomes of the crossover
-# with 8 ranks? (A third curve, **halving**, is few steps *and* few bytes: in each step a rank exchanges half of what
-# is left with a partner, first far, then near. It needs a power of two; choose 6 ranks to see what it pays otherwise.)
+# The explorer starts at your $\alpha$, $\beta$ and ranks. Where do tree and ring cross? What becomes of the crossover
+# with 8 ranks? Two more curves are there: *naive* is all to rank 0 and back; *halving* has few steps *and* few bytes:
+# in each step a rank exchanges half of what is left with a partner. It needs a power of two; choose 6 ranks to see
+# what it pays otherwise.
 
 # %% tags=["nbval-ignore-output"]
-widgets.cost_explorer(alpha=alpha, beta=beta)
+widgets.cost_explorer(alpha=alpha, beta=beta, ranks=RANKS)
 
 # %%
 small = lab.predict(f"the faster all-reduce of 4 KB on {RANKS} ranks", choices=["tree", "ring"])
@@ -379,10 +387,11 @@ lab.reveal(small, min(names, key=lambda name: measured[name][0]))
 lab.reveal(large, min(names, key=lambda name: measured[name][-1]))
 
 # %% [markdown]
-# The order is right: the tree wins for small tensors, the ring for large ones. The times are not: measured is several
-# times slower than predicted, unless your machine has a core for every rank. What does the model leave out?
+# Look at the order first, then at the times. The order should be right: few steps win for small tensors, few bytes for
+# large ones. The times are not: unless your machine has a core for every rank, measured is several times slower than
+# predicted. What does the model leave out?
 #
-# It gives each rank a processor and a link of its own. You measured $\alpha$ and $\beta$ on two ranks; then four ranks
+# It gives each rank a processor and a link of its own. You measured $\alpha$ and $\beta$ on two ranks; then more ranks
 # shared the same cores, and the "link" between them is memory copied by those very cores. So measure a message once
 # more, as the ring sends it: all ranks at once.
 
@@ -394,9 +403,10 @@ lab.figure(f"1/beta: bandwidth of a link, {RANKS} ranks at once", 1 / beta_n, "B
 pictures.predicted_and_measured(lengths, by_the_model(alpha_n, beta_n), measured)
 
 # %% [markdown]
-# Nearer. A model is as good as the numbers it is fed: $\alpha$ and $\beta$ belong to a machine *and* to how many ranks
-# talk at once. On a cluster it is the same with ranks that share a network card. What is still missing (adding up what
-# arrives, waiting for the slowest rank) is small change. NCCL chooses between ring and tree by a model of this kind.
+# Nearer, where the ranks outnumber the cores. A model is as good as the numbers it is fed: $\alpha$ and $\beta$ belong
+# to a machine *and* to how many ranks talk at once. On a cluster it is the same with ranks that share a network card.
+# What is still missing: adding up what arrives, and waiting for the slowest rank, which on a busy machine is the
+# larger part. NCCL, too, chooses between ring and tree by a model of this kind.
 
 # %% [markdown]
 # ## 0.6 Folklore, put to the test
@@ -436,7 +446,7 @@ lab.reveal(guess, "works, at the same time as with a barrier")
 
 # %% [markdown]
 # **Verdict: false.** A broadcast already waits: a rank that receives cannot go on before the data is there. The
-# barrier adds a message and no safety. What does hang is a collective that not all ranks call; a barrier in the wrong
+# barrier adds a wait and no safety. What does hang is a collective that not all ranks call; a barrier in the wrong
 # place is one itself:
 
 # %% tags=["raises-exception"]
@@ -453,9 +463,10 @@ spmd.run(barrier_on_rank_0_only, ranks=RANKS, timeout=2)
 # %% [markdown]
 # (A barrier *is* needed where something passes outside of the group: rank 0 writes a file, the others read it.)
 #
-# **"A MASTER_PORT that is in use makes the job deadlock."** When a job starts under `torchrun`, rank 0 opens a port
-# and the others connect to it: that is how they find one another, the **rendezvous**. (`spmd` meets in a file instead,
-# so that no lab of yours can trip over a port.) Here a stranger holds the port already.
+# **"A MASTER_PORT that is in use makes the job deadlock."** On a cluster a launcher such as `torchrun` starts the
+# ranks. Each calls `dist.init_process_group`; rank 0 opens the port `MASTER_PORT`, and the others connect to it. That
+# is how they find one another: the **rendezvous**. (`spmd` has done it for you, in a file, so that no lab of yours can
+# trip over a port. A call of your own replaces its group.) Here a stranger holds the port already.
 
 # %%
 guess = lab.predict(
@@ -481,10 +492,11 @@ with socket.create_server(("127.0.0.1", 0)) as stranger:
 lab.reveal(guess, "rank 0 fails at once, the others wait")
 
 # %% [markdown]
-# **Verdict: half true.** There is no deadlock. Rank 0 fails at once, with a plain error (`EADDRINUSE`). The *others*
-# found somebody at that port, wait for an answer that never comes, and look hung. Whoever reads the log of rank 2 sees
-# a hang; whoever reads that of rank 0 sees the cause. So: read rank 0's first error; let `torchrun` supervise (it ends
-# all ranks when one fails); and take a free port (`torchrun --standalone`).
+# **Verdict: half true.** It is no deadlock. Rank 0 fails at once, with a plain error (`EADDRINUSE`). The *others*
+# found somebody at that port and wait for an answer, until their time-out. `spmd` stopped them early, because it knows
+# that rank 0 will not come; torch does not. Whoever reads the log of rank 2 sees a hang; whoever reads that of rank 0
+# sees the cause. So: read rank 0's first error; let `torchrun` supervise (it ends all ranks when one fails); and take
+# a free port (`torchrun --standalone`).
 #
 # ## On GPUs
 #
@@ -499,7 +511,7 @@ lab.reveal(guess, "rank 0 fails at once, the others wait")
 # > - **Hangs last longer.** The default time-out is 10 minutes with NCCL and 30 with gloo (documentation of
 # >   `init_process_group`). Meanwhile the GPU looks busy: a waiting NCCL kernel spins.
 #
-# ## What you measured here
+# ## What you did and measured here
 
 # %% tags=["nbval-ignore-output"]
 lab.progress()
