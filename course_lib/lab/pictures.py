@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
 from course_lib.lab.widgets.cost_curves import size_text, time_text
 from course_lib.spmd import Traffic
@@ -58,37 +58,42 @@ def message_cost(sizes: Sequence[float], seconds: Sequence[float], alpha: float,
     ax.annotate(f"half and half:\n{size_text(both)}", (both, 0.97), (5, 0), xycoords=("data", "axes fraction"),
                 textcoords="offset points", va="top", fontsize=9, color=INK)  # fmt: skip
     picture.title(ax, "The time of one message, by its size")
-    _log_scales(ax)
-    ax.legend(frameon=False, fontsize=9, loc="lower right", labelcolor=INK)
-    return figure
-
-
-def predicted_and_measured(
-    sizes: Sequence[float], predicted: Mapping[str, Sequence[float]], measured: Mapping[str, Sequence[float]]
-) -> Picture:
-    """For each algorithm, the model's time (line) and the measured one (markers) at each size in bytes."""
-    figure = Picture(7.6, 4.2)
-    ax = figure.add_subplot()
-    for (name, seconds), (color, marker, dashes) in zip(measured.items(), _LINES[: len(measured)], strict=True):
-        ax.plot(sizes, seconds, marker, color=color, markersize=7, label=f"{name}, measured")
-        if name in predicted:
-            ax.plot(sizes, predicted[name], color=color, linestyle=dashes, linewidth=1.8, label=f"{name}, by the model")
-    picture.title(ax, "All-reduce: predicted and measured")
-    _log_scales(ax)
+    _log_scales(ax, "message")
     ax.legend(frameon=False, fontsize=9, loc="upper left", labelcolor=INK)
     return figure
 
 
-def _log_scales(ax: Axes) -> None:
+def predicted_and_measured(
+    sizes: Sequence[float], predicted: Mapping[str, Callable[[float], float]], measured: Mapping[str, Sequence[float]]
+) -> Picture:
+    """For each algorithm, the model's time (a line) and the measured times (markers).
+
+    sizes: bytes. predicted: name -> seconds for a size in bytes. measured: name -> seconds at each of the sizes.
+    """
+    figure = Picture(7.6, 4.2)
+    ax = figure.add_subplot()
+    for (name, seconds), (color, marker, dashes) in zip(measured.items(), _LINES[: len(measured)], strict=True):
+        ax.plot(sizes, seconds, marker, color=color, markersize=7, label=f"{name}, measured")
+        smooth = np.geomspace(min(sizes), max(sizes), 200)
+        times = [predicted[name](size) for size in smooth]
+        ax.plot(smooth, times, color=color, linestyle=dashes, linewidth=1.8, label=f"{name}, by the model")
+    picture.title(ax, "All-reduce: predicted and measured")
+    _log_scales(ax, "tensor")
+    ax.legend(frameon=False, fontsize=9, loc="upper left", labelcolor=INK)
+    return figure
+
+
+def _log_scales(ax: Axes, what: str) -> None:
     picture.plain_axes(ax, sides=("left", "bottom"))
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     ax.xaxis.set_major_locator(FixedLocator([2**power for power in range(2, 31, 4)]))
+    ax.yaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
     ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: size_text(x)))
     ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: time_text(y)))
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_minor_locator(NullLocator())
     ax.grid(axis="y", color=FAINT, linewidth=0.8)
     ax.set_axisbelow(True)
-    ax.set_xlabel("size of the message", fontsize=9, color=INK)
+    ax.set_xlabel(f"size of the {what}", fontsize=9, color=INK)
     ax.set_ylabel("time", fontsize=9, color=INK)

@@ -175,7 +175,10 @@ def _axes(ax: Axes, timeline: Timeline) -> None:
     ax.set_xlabel("time since the first span (ms)", color=INK, fontsize=9, loc="left")
     for t in timeline.summary():
         if t.total:
-            share = f"busy {t.busy / t.total:4.0%}   idle {t.idle / t.total:4.0%}"
+            parts = {"computing": t.busy, "communicating": t.communicating, "idle": t.idle}
+            share = "  ".join(
+                f"{name} {seconds / t.total:.0%}" for name, seconds in parts.items() if seconds >= 0.005 * t.total
+            )
             ax.text(1.01, t.rank, share, transform=ax.get_yaxis_transform(), va="center", fontsize=8, color=QUIET)
     notes = dropped_notes([dropped_count(spans) for spans in timeline.spans_by_rank])
     if timeline.end_ns == timeline.start_ns:

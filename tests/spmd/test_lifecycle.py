@@ -16,6 +16,8 @@ import torch.distributed as dist
 
 from course_lib import spmd
 
+pytestmark = pytest.mark.serial  # what must be gone within 2 s needs the machine for itself
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

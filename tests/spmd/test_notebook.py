@@ -8,6 +8,8 @@ import psutil
 import pytest
 from jupyter_client.manager import start_new_kernel
 
+pytestmark = pytest.mark.serial  # what must be gone within 2 s needs the machine for itself
+
 SETUP = """
 import torch, torch.distributed as dist
 from course_lib import spmd

@@ -51,13 +51,16 @@ def draw_all(ranks: int) -> Picture:
         row, column = (0, state.step) if state.step < ranks else (1, state.step - ranks + 1)
         _draw_state(grid[row][column], state, scale=min(0.7, 2.4 / ranks))
         grid[row][column].set_title(f"step {state.step}" if state.step else "start", fontsize=9, color=INK, pad=3)
+        if column == 0 or (row, column) == (1, 1):  # the first panel of each row: room for the names of its rows
+            grid[row][column].set_yticks(range(ranks), [f"rank {rank}" for rank in range(ranks)], fontsize=7)
+        grid[row][column].set_xticks(range(ranks), [f"c{chunk}" for chunk in range(ranks)], fontsize=7)
     key = grid[1][0]
     _bare(key)
     key.legend(handles=_keys(), loc="center", fontsize=8 if ranks < 6 else 6, frameon=False, labelcolor=INK,
                handlelength=1.2, borderpad=0, borderaxespad=0)  # fmt: skip
     for row, phase in enumerate((REDUCE_SCATTER, ALL_GATHER)):
         grid[row][0].set_ylabel(phase, fontsize=10, fontweight="bold", color=INK)
-    figure.suptitle(f"Ring all-reduce on {ranks} ranks: one row per rank, one column per chunk",
+    figure.suptitle(f"Ring all-reduce on {ranks} ranks: one row per rank, one column per chunk (c)",
                     x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK)  # fmt: skip
     return figure
 
