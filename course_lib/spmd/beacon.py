@@ -1,7 +1,7 @@
 """Where a rank is, written down twenty times a second, so that it is known even when the rank is killed.
 
 The blackboard is a small file shared with the launcher: the line the rank's main thread is at, and the communication
-call it is in. A rank that dies by SIGKILL can say nothing; its blackboard still tells where it was a moment before.
+call it is in, and how many messages it has begun. A rank that dies by SIGKILL can say nothing; its blackboard still tells where it was a moment before.
 """
 
 from __future__ import annotations
@@ -69,19 +69,19 @@ class Beacon:
                 op = copy.copy(op)
                 op.waits = waits
         place = None if frame is None else (frame.file, frame.line, frame.function)
-        text = marshal.dumps((place, None if op is None else encode(op)))
+        text = marshal.dumps((place, None if op is None else encode(op), self._recorder.messages))
         if len(text) <= _BYTES - _COUNT:
             self._board[:_COUNT] = bytes(_COUNT)  # a reader never sees half a text
             self._board[_COUNT : _COUNT + len(text)] = text
             self._board[:_COUNT] = len(text).to_bytes(_COUNT, "little")
 
 
-def read(path: str) -> tuple[Frame | None, Op | None]:
-    """The line a rank was last seen at, and the communication call it was in."""
+def read(path: str) -> tuple[Frame | None, Op | None, int]:
+    """The line a rank was last seen at, the communication call it was in, and the messages it had begun."""
     with open(path, "rb") as file:
         board = file.read(_BYTES)
     size = int.from_bytes(board[:_COUNT], "little")
     if not size:
-        return None, None
-    place, op = marshal.loads(board[_COUNT : _COUNT + size])
-    return place and Frame(*place), op and decode(op)
+        return None, None, 0
+    place, op, messages = marshal.loads(board[_COUNT : _COUNT + size])
+    return place and Frame(*place), op and decode(op), messages

@@ -61,6 +61,7 @@ class _Run:
     chatter: int | None = None  # the rank that printed too much
     still: dict[int, Op | None] = field(default_factory=dict)  # the calls the live ranks were in at the last look
     judged: bool = False  # whether there is hope for `still` has been looked into
+    counts: dict[int, int] = field(default_factory=dict)  # messages of the live ranks when time was up
 
     @property
     def ranks(self) -> int:
@@ -254,6 +255,7 @@ def _hopeless(run: _Run) -> bool:
 
 def _gather(run: _Run) -> list[RankReport]:
     alive = [rank for rank in range(run.ranks) if not run.over(rank)]
+    run.counts = {rank: beacon.read(run.path(rank, "board"))[2] for rank in alive}
     if alive:
         _collect_stacks(run, alive)
     return [_report(run, rank) for rank in range(run.ranks)]
@@ -278,7 +280,8 @@ def _stack_written(path: str) -> bool:
 def _report(run: _Run, rank: int) -> RankReport:
     report = RankReport(rank, "running", output=_output(run.path(rank, "out")))
     report.ops = record.read_log(run.path(rank, "log"))
-    report.last_seen, waiting = beacon.read(run.path(rank, "board"))
+    report.last_seen, waiting, report.messages = beacon.read(run.path(rank, "board"))
+    report.moving = 0 < run.counts.get(rank, 0) < report.messages
     flights = flight.read(run.path(rank, "flight"))
     report.begun = {key: group.begun for key, group in flights.items()}
     end = run.ends.get(rank)

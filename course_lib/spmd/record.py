@@ -115,6 +115,7 @@ class Recorder:
         self._active: dict[int, tuple[Op, Frame | None]] = {}
         self.failed: tuple[BaseException, Op] | None = None  # the last exception that came out of a call
         self.traffics: list[Traffic] = []
+        self.messages = 0  # sends and receives begun so far
 
     @property
     def current(self) -> tuple[Op, Frame | None] | None:
@@ -179,7 +180,9 @@ class Recorder:
                 size = _bytes(arguments.get(call.tensor))
                 for traffic in self.traffics:
                     traffic.add(op, size, call.sends)
-            if not op.point_to_point:
+            if op.point_to_point:
+                self.messages += 1
+            else:
                 self._write(encode(op))
             work = self._in(op, None, function, args, kwargs)
             if isinstance(work, dist.Work):

@@ -136,6 +136,7 @@ class RankReport:
     ran out: waiting (in the communication call `waiting`), running (at `stack`) or stopped (by a signal).
     `stack` is the whole stack, innermost frame last; `own_stack` the reader's frames of it.
     `ops` are the collectives this rank called, in order. `output` is what it wrote to stdout and stderr.
+    `messages` counts the sends and receives it began; `moving` says that they still grew in number when time was up.
     """
 
     rank: int
@@ -152,6 +153,8 @@ class RankReport:
     failed_in: Op | None = None  # the communication call that `error` came out of
     begun: dict[str, int] = field(default_factory=dict)  # collectives begun, by group, where torch counted them
     last_seen: Frame | None = None  # where a rank that died was seen last
+    messages: int = 0
+    moving: bool = False
 
     def calls_on(self, key: str) -> int:
         """How many collectives this rank has begun on the group of this key."""

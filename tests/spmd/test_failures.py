@@ -470,3 +470,25 @@ def two_groups_of_the_same_ranks():
 
 def test_groups_of_the_same_ranks_and_a_second_world_are_told_apart():
     assert spmd.run(two_groups_of_the_same_ranks, ranks=2) == [2, 2]
+
+
+def play_ping_pong(balls):
+    """Rank 0 serves, rank 1 returns; after so many balls rank 1 walks off."""
+    x = torch.ones(1)
+    for ball in itertools.count():
+        if dist.get_rank() == 0:
+            dist.send(x, 1)
+        elif ball < balls:
+            dist.recv(x, 0)
+        else:
+            threading.Event().wait()
+
+
+def test_messages_that_never_end_are_told_from_ranks_that_stand_still():
+    with pytest.raises(spmd.HangError) as endless:
+        spmd.run(play_ping_pong, 10**9, ranks=2, timeout=SHORT, show=False)
+    assert all(rank.messages > 100 and rank.moving for rank in endless.value.ranks)
+    with pytest.raises(spmd.HangError) as still:
+        spmd.run(play_ping_pong, 5, ranks=2, timeout=SHORT, show=False)
+    assert [rank.messages for rank in still.value.ranks] == [6, 5]
+    assert not any(rank.moving for rank in still.value.ranks)
