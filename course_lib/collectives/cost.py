@@ -67,6 +67,7 @@ def _fold(n: int, volume: float) -> Cost:
 COSTS: dict[tuple[str, str], Callable[[int], Cost]] = {
     ("all_reduce", "naive"): _naive_all_reduce,
     ("all_reduce", "ring"): lambda n: _ring(n) + _ring(n),
+    ("all_reduce", "direct"): lambda n: _ring(n) + _ring(n),  # as many messages: the model cannot see that none waits
     ("all_reduce", "halving"): lambda n: _halving(n) + _halving(n) + _fold(n, 2),
     ("all_reduce", "tree"): lambda n: _tree(n) + _tree(n),
     ("reduce_scatter", "ring"): _ring,

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from course_lib.collectives import exchange, halving, hierarchical, ring, tree
+from course_lib.collectives import direct, exchange, halving, hierarchical, ring, tree
 from course_lib.collectives.handle import Handle, issue
 from course_lib.collectives.ops import SUM, Op, as_op
 from course_lib.collectives.p2p import rank_and_size
@@ -25,7 +25,12 @@ Group = dist.ProcessGroup | None
 SMALL_BYTES = 4 * 2**20
 
 # The first of each is for small tensors, the second for large ones.
-ALL_REDUCE = {"tree": tree.all_reduce_, "ring": ring.all_reduce_, "halving": halving.all_reduce_}
+ALL_REDUCE = {
+    "tree": tree.all_reduce_,
+    "direct": direct.all_reduce_,
+    "ring": ring.all_reduce_,
+    "halving": halving.all_reduce_,
+}
 REDUCE_SCATTER = {
     "halving": halving.reduce_scatter,
     "ring": ring.reduce_scatter,
@@ -39,8 +44,9 @@ def all_reduce(
 ) -> Tensor | Handle:
     """Reduce x over the group, in place on every rank. Returns x. Any shape; any size, empty too.
 
-    algorithm: "ring" (fewest bytes), "tree" (fewest messages), "halving" (fewest bytes in few steps; any number of
-    ranks, best at powers of two), or "auto": tree up to SMALL_BYTES, then ring.
+    algorithm: "tree" (fewest messages), "ring" (fewest bytes, neighbours only), "direct" (fewest bytes in two rounds,
+    everybody with everybody), "halving" (fewest bytes in few steps; any number of ranks, best at powers of two), or
+    "auto": tree up to SMALL_BYTES, then direct.
     """
     return _all_reduce(x, op, group, _choose(ALL_REDUCE, algorithm, x), async_op)
 

@@ -176,10 +176,10 @@ def _axes(ax: Axes, timeline: Timeline) -> None:
     for t in timeline.summary():
         if t.total:
             parts = {"computing": t.busy, "communicating": t.communicating, "idle": t.idle}
-            share = "  ".join(
+            share = "\n".join(
                 f"{name} {seconds / t.total:.0%}" for name, seconds in parts.items() if seconds >= 0.005 * t.total
             )
-            ax.text(1.01, t.rank, share, transform=ax.get_yaxis_transform(), va="center", fontsize=8, color=QUIET)
+            ax.text(1.01, t.rank, share, transform=ax.get_yaxis_transform(), va="center", fontsize=7, color=QUIET)
     notes = dropped_notes([dropped_count(spans) for spans in timeline.spans_by_rank])
     if timeline.end_ns == timeline.start_ns:
         notes = ["No spans were recorded"]

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from course_lib import collectives as c
 from course_lib import spmd
-from course_lib.collectives import front, ring
+from course_lib.collectives import direct, front, ring
 
 WORLDS = [1, 2, 3, 4, 5, 8]
 SIZES = [0, 1, 2, 7, 64, 1000]
@@ -56,7 +56,7 @@ def reductions(table, rank, n, dtype, size):
         ops.append((c.PREMUL(0.5), (all_x * 0.5).sum(0), (all_wide * 0.5).sum(0)))
     for op, total, wide_total in ops:
         case = f"{op.name} {size} {dtype}"
-        for algorithm in ("ring", "halving", "tree", "auto"):
+        for algorithm in ("ring", "halving", "tree", "direct", "auto"):
             mine = x.clone()
             returned = c.all_reduce(mine, op, algorithm=algorithm)
             table.same(f"all_reduce {algorithm} {case}", mine, total)
@@ -129,6 +129,16 @@ def layouts(table, rank, n):
     table.same("all_gather scalar", c.all_gather(own(rank)), everyone(n))
     parameter = torch.nn.Parameter(own(rank, 5))
     table.same("all_reduce of a leaf that needs a gradient", c.all_reduce(parameter).detach(), everyone(n, 5).sum(0))
+
+
+def many_blocks(table, rank, n):
+    """A tensor of several blocks of the direct all-reduce, the last one short."""
+    before, direct.BLOCK_BYTES = direct.BLOCK_BYTES, 64
+    for size in (n, 100, 131):
+        mine = own(rank, size)
+        c.all_reduce(mine, c.AVG, algorithm="direct")
+        table.same(f"direct all_reduce in blocks {size}", mine, everyone(n, size).sum(0) / n)
+    direct.BLOCK_BYTES = before
 
 
 def many_segments(table, rank, n):
@@ -216,7 +226,17 @@ def run_all_cases():
         for size in SIZES:
             reductions(table, rank, n, dtype, size)
             movements(table, rank, n, dtype, size)
-    for cases in (uneven_all_to_all, layouts, many_segments, in_flight, among_messages, two_levels, against_torch):
+    kinds = (
+        uneven_all_to_all,
+        layouts,
+        many_segments,
+        many_blocks,
+        in_flight,
+        among_messages,
+        two_levels,
+        against_torch,
+    )
+    for cases in kinds:
         cases(table, rank, n)
     return table.right, table.wrong
 
@@ -246,6 +266,7 @@ def in_sub_groups():
         "ring": c.all_reduce(x.clone(), group=group, algorithm="ring").tolist(),
         "halving": c.all_reduce(x.clone(), group=group, algorithm="halving").tolist(),
         "tree": c.all_reduce(x.clone(), group=group, algorithm="tree").tolist(),
+        "direct": c.all_reduce(x.clone(), group=group, algorithm="direct").tolist(),
         "reduce_scatter": c.reduce_scatter(x, group=group).tolist(),
         "all_gather": c.all_gather(x, group=group).tolist(),
         "broadcast": c.broadcast(x.clone(), root=1, group=group).tolist(),
@@ -258,7 +279,7 @@ def in_sub_groups():
 def test_ranks_count_within_the_group_with_values_by_hand():
     _, one, _, three, _ = spmd.run(in_sub_groups, ranks=5, show=False)
     total = [1010, 2020]
-    for name in ("ring", "halving", "tree", "in flight"):
+    for name in ("ring", "halving", "tree", "direct", "in flight"):
         assert one[name] == three[name] == total
     assert (one["reduce_scatter"], three["reduce_scatter"]) == ([1010], [2020])
     assert one["all_gather"] == three["all_gather"] == [10, 20, 1000, 2000]
@@ -308,9 +329,9 @@ def bytes_by_algorithm():
     return moved
 
 
-def test_the_ring_and_halving_send_the_least_possible():
+def test_the_ring_direct_and_halving_send_the_least_possible():
     for moved in spmd.run(bytes_by_algorithm, ranks=4, show=False):
-        assert moved["ring"] == (2 * 3 * 4000, 6)  # 2(n-1) chunks of 1,000 elements of 4 bytes
+        assert moved["ring"] == moved["direct"] == (2 * 3 * 4000, 6)  # 2(n-1) chunks of 1,000 elements of 4 bytes
         assert moved["halving"] == (2 * 3 * 4000, 4)  # the same in 2 log2(n) messages
 
 
@@ -344,7 +365,7 @@ def test_bad_input_is_refused_in_one_sentence_with_the_numbers():
         "root": "root 4 is not in this group of 4 ranks: choose 0 to 3, counted in the group",
         "uneven": "reduce_scatter cannot deal 10 rows equally to 4 ranks: pad x to 12 rows or pass 8",
         "avg": "AVG makes fractions and x is torch.int64: use SUM, or a floating-point x",
-        "algorithm": "unknown algorithm 'butterfly': choose auto, tree, ring, halving",
+        "algorithm": "unknown algorithm 'butterfly': choose auto, tree, direct, ring, halving",
         "op": "unknown reduction 'sum': use SUM, AVG, MAX, MIN or PREMUL(factor) of course_lib.collectives",
         "rows": "10 rows cannot be dealt equally to 4 ranks: pass send_counts, 4 numbers",
         "counts": "send_counts is [1, 2, 3]: it needs 4 numbers, one for each rank, none below 0",

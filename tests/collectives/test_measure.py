@@ -53,7 +53,7 @@ def test_candidates_do_what_they_are_named_for_and_all_ranks_agree_on_the_times(
     results = spmd.run(right_answers, ranks=3, show=False)
     for wrong, shape, timings in results:
         assert wrong == []
-        names = ["torch", "tree", "ring", "halving"]
+        names = ["torch", "tree", "direct", "ring", "halving"]
         assert shape == [(name, nbytes, 2) for nbytes in (0, 996) for name in names]  # whole chunks for three ranks
         assert timings == results[0][2]
         assert all(second > 0 for timing in timings for second in timing.seconds)

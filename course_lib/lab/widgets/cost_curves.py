@@ -21,8 +21,12 @@ class Reign(NamedTuple):
 
 
 def all_reduce_costs(ranks: int) -> dict[str, Cost]:
-    """The algorithms of the course, by name."""
-    return {name: cost(ranks) for (collective, name), cost in COSTS.items() if collective == "all_reduce"}
+    """The algorithms of the course, by name. (Without "direct", whose line is the ring's.)"""
+    return {
+        name: cost(ranks)
+        for (collective, name), cost in COSTS.items()
+        if collective == "all_reduce" and name != "direct"
+    }
 
 
 def reigns(costs: Mapping[str, Cost], low: float, high: float, alpha: float, beta: float) -> list[Reign]:

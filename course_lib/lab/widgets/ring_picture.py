@@ -53,7 +53,7 @@ def draw_all(ranks: int) -> Picture:
         grid[row][column].set_title(f"step {state.step}" if state.step else "start", fontsize=9, color=INK, pad=3)
         if column == 0 or (row, column) == (1, 1):  # the first panel of each row: room for the names of its rows
             grid[row][column].set_yticks(range(ranks), [f"rank {rank}" for rank in range(ranks)], fontsize=7)
-        grid[row][column].set_xticks(range(ranks), [f"c{chunk}" for chunk in range(ranks)], fontsize=7)
+        grid[row][column].set_xticks(range(ranks), [f"c{chunk}" for chunk in range(ranks)], fontsize=min(7, 42 / ranks))
     key = grid[1][0]
     _bare(key)
     key.legend(handles=_keys(), loc="center", fontsize=8 if ranks < 6 else 6, frameon=False, labelcolor=INK,
