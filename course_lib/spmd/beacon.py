@@ -1,7 +1,8 @@
 """Where a rank is, written down twenty times a second, so that it is known even when the rank is killed.
 
-The blackboard is a small file shared with the launcher: the line the rank's main thread is at, and the communication
-call it is in, and how many messages it has begun. A rank that dies by SIGKILL can say nothing; its blackboard still tells where it was a moment before.
+The blackboard is a small file shared with the launcher: the line the rank's main thread is at, the communication call
+it is in, and how many messages it has begun. A rank that dies by SIGKILL can say nothing; its blackboard still tells
+where it was a moment before.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import threading
 import time
 
 from . import flight
-from .record import Recorder, decode, encode, own_line
+from .oplog import decode, encode
+from .record import Recorder, own_line
 from .report import Frame, Op
 
 _BYTES = 8192
@@ -31,7 +33,8 @@ class Beacon:
     def __init__(self, path: str, recorder: Recorder):
         self._flights = path + ".flight"
         with open(path + ".board", "r+b") as file:
-            file.truncate(_BYTES)
+            file.write(bytes(_BYTES))  # on a full disk this is an error now, not a SIGBUS later
+            file.flush()
             self._board = mmap.mmap(file.fileno(), _BYTES)
         self._recorder = recorder
         self._main = threading.get_ident()

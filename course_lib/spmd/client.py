@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -29,7 +30,7 @@ class Client:
         env["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
         env["PYTHONUNBUFFERED"] = "1"
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "course_lib.spmd.server", str(theirs.fileno())],
+            [sys.executable, "-c", f"from course_lib.spmd import server; server.main({theirs.fileno()})"],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=self._errors,
@@ -67,12 +68,16 @@ class Client:
         self._say(lambda: self.link.sendall(b'"stacks"\n'))
 
     def end(self) -> list[Any]:
-        """End the run: nothing of it is left when this returns. Returns the messages heard meanwhile."""
-        self._say(lambda: self.link.sendall(b'"end"\n'))
+        """End the run: nothing of it is left when this returns. Returns the messages heard meanwhile.
+
+        A Ctrl-C that comes meanwhile is raised when this is done: it takes a moment, and half of it is worse than all.
+        """
         heard: list[Any] = []
-        while "ended" not in heard:
-            heard += self.messages()
-        self.dirty = False
+        with _interrupt_later():
+            self._say(lambda: self.link.sendall(b'"end"\n'))
+            while "ended" not in heard:
+                heard += self.messages()
+            self.dirty = False
         return heard
 
     def _say(self, send: Any) -> None:
@@ -95,6 +100,22 @@ class Client:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=5)
         self._errors.close()
+
+
+@contextlib.contextmanager
+def _interrupt_later() -> Iterator[None]:
+    """Put a KeyboardInterrupt off until the block is done. (Signals come to the main thread alone.)"""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt
 
 
 _client: Client | None = None

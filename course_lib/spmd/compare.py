@@ -7,9 +7,7 @@ checked after the fact. Point-to-point calls differ from rank to rank by their n
 
 from __future__ import annotations
 
-import ast
-import functools
-import linecache
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,7 +22,7 @@ _UNEVEN = {"all_to_all", "all_to_all_single", "all_gather", "gather", "reduce_sc
 _ASPECTS: dict[str, Callable[[Op], Any]] = {
     "call": lambda op: op.name,
     "root": lambda op: op.root,
-    "shape": lambda op: None if op.name in _UNEVEN else op.shape,
+    "shape": lambda op: None if op.name in _UNEVEN or op.shape is None else _size(op),
     "dtype": lambda op: op.dtype,
     "reduction": lambda op: op.reduce,
 }
@@ -106,26 +104,33 @@ def _splits_differ(ops: list[Op]) -> bool:
 def _swapped(called: dict[int, Op], members: dict[int, list[Op]], index: int) -> bool:
     """Do two ranks make the same two calls here, told apart by their source, in opposite order?
 
-    Calls that agree in all else can only be told apart by the line they are written on. Another line alone is healthy
-    (`if rank == 0: all_reduce(x) else: all_reduce(x)`), and so is a root's own line in a loop over roots. What is not:
-    one rank runs P then Q, another Q then P, unless P and Q are the two branches of one `if`, of which each rank runs
-    one at a time. (Tensors swapped within one line, as in a loop over a list, look alike here and are not found.)
+    Calls that agree in all else can only be told apart by the line they are written on, and that alone proves little:
+    a loop over owners, a helper chosen by rank, an early return, all make healthy ranks take turns with two lines.
+    What is not healthy: within one function, one rank runs P then Q in one place, and another Q then P in another
+    place, as in the two branches of an `if rank == 0`, and runs each of these lines once. (Tensors swapped within one
+    line, as in a loop over a list, look alike here and are not found.)
     """
     (reference, first), *rest = called.items()
     if first.root is not None:
         return False
-    ours = [op.frame for op in members[reference][index + 1 :]]
     for rank, op in rest:
-        p, q = first.frame, op.frame
-        theirs = [op.frame for op in members[rank][index + 1 :]]
-        if _code(p) == _code(q):
+        ours, theirs = members[reference][index : index + 2], members[rank][index : index + 2]
+        if len(ours) < 2 or len(theirs) < 2:
             continue
-        if q in ours and p in theirs:
-            if not _alternatives(p, q):
-                return True
-        elif _code(q) in map(_code, ours) and _code(p) in map(_code, theirs):
+        codes = [_code(op.frame) for op in (*ours, *theirs)]
+        crossed = codes[0] == codes[3] and codes[1] == codes[2] and codes[0] != codes[1] and all(codes)
+        frames = [op.frame for op in (*ours, *theirs)]
+        places = {(frame.file, frame.function) for frame in frames}
+        four_lines = len({frame.line for frame in frames}) == 4
+        once = _once(frames[:2], members[reference]) and _once(frames[2:], members[rank])
+        if crossed and len(places) == 1 and four_lines and once:
             return True
     return False
+
+
+def _once(frames: list[Frame], calls: list[Op]) -> bool:
+    """Does the rank make a call from each of these lines just once?"""
+    return all(sum(op.frame == frame for op in calls) == 1 for frame in frames)
 
 
 def _code(frame: Frame) -> str:
@@ -133,27 +138,6 @@ def _code(frame: Frame) -> str:
     return frame.text.partition("#")[0].strip()
 
 
-def _alternatives(p: Frame, q: Frame) -> bool:
-    """Are these two lines in the two branches of one `if`?"""
-    if p.file != q.file:
-        return False
-    for body, orelse in _branches(p.file):
-        if (p.line in body and q.line in orelse) or (q.line in body and p.line in orelse):
-            return True
-    return False
-
-
-@functools.lru_cache(maxsize=8)
-def _branches(file: str) -> list[tuple[range, range]]:
-    """The lines of both branches of every if-else in a file."""
-    try:
-        tree = ast.parse("".join(linecache.getlines(file)))
-    except SyntaxError:  # a cell with IPython's own syntax
-        return []
-    return [
-        (_lines(node.body), _lines(node.orelse)) for node in ast.walk(tree) if isinstance(node, ast.If) and node.orelse
-    ]
-
-
-def _lines(body: list[ast.stmt]) -> range:
-    return range(body[0].lineno, (body[-1].end_lineno or body[-1].lineno) + 1)
+def _size(op: Op) -> object:
+    """The number of elements, for shapes of as many elements give right values; of new_group the members."""
+    return op.shape if op.dtype == "ranks" else math.prod(op.shape)

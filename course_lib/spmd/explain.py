@@ -9,24 +9,31 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-import signal
-from collections import defaultdict
+import textwrap
 from collections.abc import Callable, Iterable
 
 from .compare import Mismatch, first_mismatch
 from .report import Cause, Frame, Op, RankReport
+from .words import alike, call_text, death, is_are, last_words, name_ranks, ordinal, place, without_it
 
-# What a transport says when the *other* end went away or was late. Never a cause.
+# What a transport says when the *other* end went away or was late. Never a cause by itself.
 _ECHO = re.compile(
     r"connection (closed|reset|refused)|broken pipe|pair closure|socket (closed|error)|timed? ?out|"
     r"remote process exited|peer (closed|gone)|connect\w* failed|wait timeout",
     re.IGNORECASE,
 )
+_TRANSPORT = re.compile(r"gloo|nccl|c10d|ProcessGroup|TCPStore|FileStore", re.IGNORECASE)
 
 
 def is_echo(report: RankReport) -> bool:
-    """Did this rank fail because another one did?"""
-    return report.status == "raised" and report.failed_in is not None and bool(_ECHO.search(report.error_text))
+    """Did this rank fail because another one did, or came too late?
+
+    Told by the runtime errors in the chain of what it raised, so that a reader's own error raised from one counts too.
+    An error of arguments (a `timeout=30` that should be a timedelta) is none, whatever words it uses.
+    """
+    if report.status != "raised" or not _ECHO.search(report.chain):
+        return False
+    return report.failed_in is not None or bool(_TRANSPORT.search(report.chain))
 
 
 def explain(reports: list[RankReport], stopped: str, function: Callable | None = None) -> Cause | None:
@@ -37,11 +44,13 @@ def explain(reports: list[RankReport], stopped: str, function: Callable | None =
     """
     ended = all(r.status == "returned" for r in reports)
     failures = [r for r in reports if r.status in ("raised", "died") and not is_echo(r)]
+    # A rank that died comes first: when exactly, is only known from its reaping, which may be late.
+    failures.sort(key=lambda r: (r.status != "died", r.ended_ns))
     mismatch = first_mismatch({r.rank: r.ops for r in reports}, ended)
-    if mismatch:
+    if mismatch and not (mismatch.what == "order" and failures):  # an order that looks swapped is only a suspicion
         return _mismatch(mismatch, reports)
     if failures:
-        return _failure(min(failures, key=lambda r: r.ended_ns), reports)
+        return _failure(failures[0], reports)
     if ended:
         return None
     return _hang(reports, stopped, function)
@@ -65,17 +74,17 @@ def _mismatch(found: Mismatch, reports: list[RankReport]) -> Cause:
         "reduction": f"The ranks call {any_op.name} with different reductions",
         "splits": "What one rank sends in all_to_all_single is not what another expects",
         "order": f"The ranks call {any_op.name} in different order: the sums mix different tensors",
-        "number": f"Only {_ranks(r for r, op in found.ops.items() if op is not None)} called {any_op.name}",
+        "number": f"Only {name_ranks(r for r, op in found.ops.items() if op is not None)} called {any_op.name}",
     }[found.what]
-    group = "" if len(any_op.group) == len(reports) else f" on the group of {_ranks(any_op.group)}"
-    lines = [f"{head}. Their {_ordinal(found.index)} collective{group}:"]
-    texts = {rank: _call_text(op) for rank, op in found.ops.items()}
+    group = "" if len(any_op.group) == len(reports) else f" on the group of {name_ranks(any_op.group)}"
+    lines = [f"{head}. Their {ordinal(found.index)} collective{group}:"]
+    texts = {rank: call_text(op) for rank, op in found.ops.items()}
     if found.what == "splits":
         texts = {
             r: f"input splits {op.splits[0]}, output splits {op.splits[1]}, at {op.frame}"
             for r, op in found.ops.items()
         }
-    lines += [f"  {_ranks(ranks)}: {text}" for ranks, text in _alike(texts)]
+    lines += [f"  {name_ranks(ranks)}: {text}" for ranks, text in alike(texts)]
     rule = "Every rank of a group must call the same collectives, in the same order, with the same shapes and dtypes."
     if found.what == "splits":
         rule = "Entry j of rank i's input splits must equal entry i of rank j's output splits."
@@ -91,7 +100,7 @@ def _mismatch(found: Mismatch, reports: list[RankReport]) -> Cause:
 def _failure(guilty: RankReport, reports: list[RankReport]) -> Cause:
     rank = guilty.rank
     if guilty.status == "died":
-        kind, first = "died", f"Rank {rank} {_death(guilty)}"
+        kind, first = "died", f"Rank {rank} {death(guilty)}"
     elif isinstance(guilty.error, SystemExit) or guilty.error_text.startswith("SystemExit"):
         code = guilty.error_text.partition(": ")[2]
         kind, first = "exited", f"Rank {rank} called sys.exit({code}): a rank ends by returning"
@@ -105,7 +114,7 @@ def _failure(guilty: RankReport, reports: list[RankReport]) -> Cause:
         seen = "It was at" if own else "It was last seen at"
         lines.append(f"  {seen} {guilty.where}")
     if guilty.status == "died":
-        lines += [f"  It wrote: {line}" for line in _last_words(guilty.output)]
+        lines += [f"  It wrote: {line}" for line in last_words(guilty.output)]
     lines += _others(reports, {rank})
     return Cause(kind, (rank,), "\n".join(lines))
 
@@ -127,14 +136,18 @@ def _hang(reports: list[RankReport], stopped: str, function: Callable | None) ->
     idle = [r for r in reports if r.status in ("running", "stopped")]
     if idle:
         guilty = tuple(r.rank for r in idle)
-        lines = [f"{head} {_ranks(guilty).capitalize()} {_is_are(guilty)} still running, and wait for no other rank:"]
-        lines += [f"  {_ranks(ranks)}: {text}" for ranks, text in _alike({r.rank: _place(r) for r in idle})]
+        lines = [
+            f"{head} {name_ranks(guilty).capitalize()} {is_are(guilty)} still running, and wait for no other rank:"
+        ]
+        lines += [f"  {name_ranks(ranks)}: {text}" for ranks, text in alike({r.rank: place(r) for r in idle})]
         lines += _others(reports, set(guilty))
         return Cause("busy", guilty, "\n".join(lines))
+    echoes = [r for r in reports if is_echo(r)]
+    if echoes:  # and nothing that they are an echo of: then the error speaks for itself
+        return _failure(min(echoes, key=lambda r: r.ended_ns), reports)
     # Everybody is in a call that all have reached: the backend itself, or a rank that closed its group.
-    return Cause(
-        "lost", (), "\n".join([head + " The ranks are in the same call and it does not end:", *_others(reports)])
-    )
+    lines = [f"{head} The ranks are in the same call and it does not end.", *_others(reports)]
+    return Cause("lost", (), "\n".join(lines))
 
 
 def _late(
@@ -143,19 +156,19 @@ def _late(
     waiting = [r for r, peers in waits.items() if peers & set(ends)]
     ops = {r: _pending(by_rank[r]) for r in waiting}
     lines = [head]
-    for ranks, text in _alike({r: _call_text(ops[r]) for r in waiting}):
-        awaited = _ranks(set(ends) & set().union(*(waits[r] for r in ranks)))
-        lines.append(f"{_ranks(ranks).capitalize()} wait{'s' if len(ranks) == 1 else ''} for {awaited} in")
+    for ranks, text in alike({r: call_text(ops[r]) for r in waiting}):
+        awaited = name_ranks(set(ends) & set().union(*(waits[r] for r in ranks)))
+        lines.append(f"{name_ranks(ranks).capitalize()} wait{'s' if len(ranks) == 1 else ''} for {awaited} in")
         lines.append(f"  {text}")
     returned = [r for r in ends if by_rank[r].status == "returned"]
     others = [r for r in ends if r not in returned]
     if returned:
-        for ranks, text in _alike({r: _without_it(by_rank[r], ops.values()) for r in returned}):
-            lines.append(f"{_ranks(ranks).capitalize()} returned{text}.")
+        for ranks, text in alike({r: without_it(by_rank[r], ops.values()) for r in returned}):
+            lines.append(f"{name_ranks(ranks).capitalize()} returned{text}.")
         call = next((op for op in ops.values() if op), None)
         lines += _early_returns(function, call)
-    for ranks, text in _alike({r: _place(by_rank[r]) for r in others}):
-        lines.append(f"{_ranks(ranks).capitalize()} never came to that call, and {_is_are(ranks)} at")
+    for ranks, text in alike({r: place(by_rank[r]) for r in others}):
+        lines.append(f"{name_ranks(ranks).capitalize()} never came to that call, and {is_are(ranks)} at")
         lines.append(f"  {text}")
     rest = set(by_rank) - set(ends) - set(waiting)
     lines += _others([by_rank[r] for r in sorted(rest)])
@@ -164,9 +177,9 @@ def _late(
 
 
 def _deadlock(head: str, cycle: list[int], by_rank: dict[int, RankReport]) -> Cause:
-    lines = [f"{head} Deadlock: {_ranks(cycle)} wait for one another."]
+    lines = [f"{head} Deadlock: {name_ranks(cycle)} wait for one another."]
     for rank in cycle:
-        lines.append(f"  rank {rank}: {_call_text(_pending(by_rank[rank]))}")
+        lines.append(f"  rank {rank}: {call_text(_pending(by_rank[rank]))}")
     ops = [op for rank in cycle if (op := _pending(by_rank[rank])) is not None]
     if all("send" in op.name for op in ops):
         lines.append(
@@ -196,8 +209,10 @@ def _waits_for(report: RankReport, by_rank: dict[int, RankReport]) -> set[int]:
     if op is None:
         return set()
     if op.point_to_point:
-        return {op.peer} if op.peer is not None else set(op.group) - {report.rank}
-    return {member for member in op.group if member in by_rank and by_rank[member].calls_on(op.key) <= op.index}
+        peers = {op.peer} if op.peer is not None else set(op.group)
+    else:
+        peers = {member for member in op.group if member in by_rank and by_rank[member].calls_on(op.key) <= op.index}
+    return (peers & by_rank.keys()) - {report.rank}
 
 
 def _cycle(waits: dict[int, set[int]]) -> list[int]:
@@ -214,103 +229,34 @@ def _cycle(waits: dict[int, set[int]]) -> list[int]:
 
 def _early_returns(function: Callable | None, call: Op | None) -> list[str]:
     """The return statements a rank may have left by, before it came to the line of `call`."""
-    if function is None or call is None:
+    if not inspect.isfunction(function) or call is None:
         return []
+    file, first = function.__code__.co_filename, function.__code__.co_firstlineno
     try:
-        lines, first = inspect.getsourcelines(function)
-        tree = ast.parse(inspect.cleandoc("".join(lines)) if lines[0][0].isspace() else "".join(lines))
-    except (OSError, TypeError, SyntaxError):
+        tree = ast.parse(textwrap.dedent("".join(inspect.getsourcelines(function)[0]))).body[0]
+    except (OSError, TypeError, SyntaxError, IndexError):
         return []
-    file = inspect.unwrap(function).__code__.co_filename
-    if file != call.frame.file:
+    inside = list(_own_nodes(tree))
+    lines = [node.lineno + first - 1 for node in inside if isinstance(node, ast.Return)]
+    loops = [n for n in inside if isinstance(n, ast.For | ast.While) and _holds(n, call.frame.line - first + 1)]
+    if file != call.frame.file or loops:  # in a loop, a return further down may have come first
         return []
-    numbers = [n.lineno + first - 1 for n in ast.walk(tree) if isinstance(n, ast.Return)]
-    frames = [Frame(file, n, function.__name__) for n in sorted(numbers) if n < call.frame.line]
+    frames = [Frame(file, line, function.__name__) for line in sorted(lines) if line < call.frame.line]
     if not frames:
         return []
     return ["It may have left by:" if len(frames) == 1 else "It may have left by one of:", *(f"  {f}" for f in frames)]
 
 
-# -- words -----------------------------------------------------------------------------------------------------------
+def _own_nodes(function: ast.AST) -> Iterable[ast.AST]:
+    """What is in a function, without what is in functions and classes defined in it."""
+    for node in ast.iter_child_nodes(function):
+        yield node
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+            yield from _own_nodes(node)
 
 
-def _ranks(ranks: Iterable[int]) -> str:
-    """`rank 2`, `ranks 0, 1 and 3`, `ranks 1 to 7`."""
-    numbers = sorted(ranks)
-    if len(numbers) == 1:
-        return f"rank {numbers[0]}"
-    if len(numbers) > 3 and numbers == list(range(numbers[0], numbers[-1] + 1)):
-        return f"ranks {numbers[0]} to {numbers[-1]}"
-    return f"ranks {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
-
-
-def _alike(texts: dict[int, str]) -> list[tuple[list[int], str]]:
-    """Ranks with the same text together, in the order of the first of them."""
-    groups: dict[str, list[int]] = defaultdict(list)
-    for rank, text in sorted(texts.items()):
-        groups[text].append(rank)
-    return [(ranks, text) for text, ranks in groups.items()]
-
-
-def _ordinal(index: int) -> str:
-    if index < 3:
-        return ("first", "second", "third")[index]
-    number = index + 1
-    return (
-        f"{number}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th') if number % 100 not in (11, 12, 13) else 'th' }"
-    )
-
-
-def _is_are(ranks: Iterable[int]) -> str:
-    return "is" if len(list(ranks)) == 1 else "are"
-
-
-def _call_text(op: Op | None) -> str:
-    if op is None:
-        return "nothing"
-    text = f"{op.describe()}, at {op.frame}"
-    if op.waits is not None and op.waits != op.frame:
-        text += f" (waits at {op.waits})"
-    return text
-
-
-def _without_it(report: RankReport, awaited: Iterable[Op | None]) -> str:
-    """How a rank that has returned came to miss the calls that others wait in."""
-    failed = report.failed_in
-    if failed is not None and any(op is not None and op.name == failed.name for op in awaited):
-        return f": its own {failed.name}, at {failed.frame}, had failed with {report.error_text.splitlines()[0][:200]}"
-    calls = [op for op in report.ops if op.key != "rendezvous"]
-    if not calls:
-        return " without that call, after no collective at all"
-    return f" without that call; its last collective was {calls[-1].name} at {calls[-1].frame}"
-
-
-def _place(report: RankReport) -> str:
-    if report.waiting is not None:
-        return _call_text(report.waiting)
-    where = str(report.where) if report.where is not None else "an unknown place"
-    return f"{where} (stopped by a signal)" if report.status == "stopped" else where
-
-
-def _death(report: RankReport) -> str:
-    code = report.exit_code or 0
-    if code >= 0:
-        return f"left with exit code {code} before its function returned (os._exit, or a library ended the process)."
-    name = signal.Signals(-code).name
-    meaning = {
-        "SIGKILL": "killed from outside, as the out-of-memory killer does",
-        "SIGSEGV": "a wild memory access in native code",
-        "SIGABRT": "native code gave up: see what it wrote",
-        "SIGTERM": "asked to end from outside",
-    }.get(name, "a signal")
-    return f"died by {name} ({meaning})."
-
-
-def _last_words(output: str) -> list[str]:
-    """The lines in which native code says why it ends the process."""
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    telling = [line for line in lines if re.search(r"what\(\)|terminate called|Error|error|assert|enforce", line)]
-    return [line[:300] for line in telling[-2:]]
+def _holds(node: ast.stmt, line: int) -> bool:
+    return node.lineno <= line <= (node.end_lineno or node.lineno)
 
 
 def _others(reports: list[RankReport], without: Iterable[int] = ()) -> list[str]:
@@ -324,18 +270,20 @@ def _states(reports: list[RankReport]) -> list[str]:
     texts = {}
     for report in reports:
         if report.status == "waiting":
-            texts[report.rank] = f"in {_call_text(report.waiting)}"
+            texts[report.rank] = f"in {call_text(report.waiting)}"
         elif report.status == "returned":
             texts[report.rank] = "returned"
         elif is_echo(report):
-            texts[report.rank] = f"lost its peer in {_call_text(report.failed_in)}"
+            at = call_text(report.failed_in) if report.failed_in else str(report.where)
+            texts[report.rank] = f"lost its peer in {at}"
         elif report.status == "raised":
-            texts[report.rank] = f"raised {report.error_text.splitlines()[0]}, at {report.where}"
+            at = f", at {report.where}" if report.where else ""
+            texts[report.rank] = f"raised {report.error_text.splitlines()[0]}{at}"
         elif report.status == "died":
-            texts[report.rank] = _death(report)
+            texts[report.rank] = death(report)
         else:
-            texts[report.rank] = f"at {_place(report)}"
-    return [f"  {_ranks(ranks)}: {text}" for ranks, text in _alike(texts)]
+            texts[report.rank] = f"at {place(report)}"
+    return [f"  {name_ranks(ranks)}: {text}" for ranks, text in alike(texts)]
 
 
 def _consequence(reports: list[RankReport]) -> list[str]:
@@ -346,4 +294,4 @@ def _consequence(reports: list[RankReport]) -> list[str]:
     first = min(bad, key=lambda r: r.ended_ns)
     if first.status == "raised":
         return [f"So rank {first.rank} raised {first.error_text.splitlines()[0]}"]
-    return [f"So rank {first.rank} {_death(first)}", *(f"  It wrote: {line}" for line in _last_words(first.output))]
+    return [f"So rank {first.rank} {death(first)}", *(f"  It wrote: {line}" for line in last_words(first.output))]

@@ -27,6 +27,9 @@ _DTYPES = {"Float": "float32", "Double": "float64", "Half": "float16", "BFloat16
 _dump = getattr(torch._C._distributed_c10d, "_dump_fr_trace_json", None)
 
 
+_since = -1  # the last entry of worlds before this one
+
+
 @dataclass
 class Flight:
     """One group's collectives on one rank. `pending`: (name, shape, dtype) of the first that has not ended."""
@@ -35,6 +38,14 @@ class Flight:
     begun: int
     pending: tuple[str, tuple[int, ...] | None, str | None] | None = None
     pending_index: int = -1
+
+
+def begin() -> None:
+    """A new world begins: torch counts its collectives from 1 again, under the same names of groups."""
+    global _since
+    if _dump is not None:
+        with contextlib.suppress(KeyError, ValueError, TypeError):
+            _since = max((entry["record_id"] for entry in json.loads(_dump(True, False))["entries"]), default=-1)
 
 
 def write(path: str) -> None:
@@ -55,7 +66,8 @@ def _look() -> list[tuple]:
     found = []
     for group in list(c10d._world.pg_map):
         name, members = group.group_name, tuple(dist.get_process_group_ranks(group))
-        entries = [e for e in trace["entries"] if e["process_group"][0] == name and not e["is_p2p"]]
+        entries = [e for e in trace["entries"] if e["process_group"][0] == name and e["record_id"] > _since]
+        entries = [e for e in entries if not e["is_p2p"]]
         if not entries:
             continue
         begun = max(entry["collective_seq_id"] for entry in entries)

@@ -4,38 +4,25 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
-import re
-import selectors
 import shutil
 import socket
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from ..timeline import Timeline
 from . import backend as backends
-from . import beacon, flight, pickles, record
-from .client import Client, server
-from .compare import first_mismatch
+from . import pickles
+from .client import server
 from .explain import explain, where
-from .rank import End
-from .report import Cause, Frame, HangError, MismatchError, Op, RankError, RankReport
+from .gather import gather
+from .job import Job, start, wait
+from .report import Cause, HangError, MismatchError, RankError, RankReport
 
-# After the first failure the others get this long to fail by themselves: their errors are evidence.
-_GRACE_S = 0.5
-# How often to look whether ranks print too much or wait for nothing.
-_LOOK_S = 0.25
-# How long live ranks may take to write their stacks down.
-_STACKS_S = 1.0
-_SHOWN_BYTES = 64 * 1024  # of one rank's output; what is cut is said
-_OUTPUT_LIMIT = 1 << 30  # bytes a rank may print before it is stopped, so that it cannot fill the disk
-
-# gloo prints a line on every connection; nobody asked.
-_NOISE = re.compile(r"^\[Gloo\] Rank \d+ is connected to .*\n?", re.MULTILINE)
+# Set on the ranks: the folder of their run. A run inside a rank keeps its own folder in there, and goes with it.
+_OUTER = "COURSE_SPMD_FOLDER"
 
 
 class Results(list):
@@ -46,42 +33,6 @@ class Results(list):
         self.ranks = ranks
         self.timeline = timeline
         self.seconds = seconds
-
-
-@dataclass
-class _Run:
-    """One run in progress, seen from the launcher."""
-
-    folder: str
-    client: Client
-    wires: list[socket.socket]
-    pids: dict[int, int] = field(default_factory=dict)
-    exits: dict[int, tuple[int, int]] = field(default_factory=dict)  # rank -> (exit code, when)
-    ends: dict[int, End] = field(default_factory=dict)
-    chatter: int | None = None  # the rank that printed too much
-    still: dict[int, Op | None] = field(default_factory=dict)  # the calls the live ranks were in at the last look
-    judged: bool = False  # whether there is hope for `still` has been looked into
-    counts: dict[int, int] = field(default_factory=dict)  # messages of the live ranks when time was up
-
-    @property
-    def ranks(self) -> int:
-        return len(self.wires)
-
-    def failed(self) -> bool:
-        return any(not end.returned for end in self.ends.values()) or bool(self.exits.keys() - self.ends.keys())
-
-    def over(self, rank: int) -> bool:
-        return rank in self.ends or rank in self.exits
-
-    def path(self, rank: int, kind: str) -> str:
-        return os.path.join(self.folder, f"{rank}.{kind}")
-
-    def hear(self, messages: list[Any]) -> None:
-        for message in messages:
-            if "pid" in message:
-                self.pids[message["rank"]] = message["pid"]
-            elif "exit" in message:
-                self.exits[message["rank"]] = (message["exit"], message["at"])
 
 
 def run(
@@ -109,29 +60,28 @@ def run(
     that cannot work.
     """
     choice = backends.choose(ranks, backend)
-    if not timeout > 0:
-        raise ValueError(f"timeout is {timeout!r} s: it must be more than 0")
+    _check(fn, timeout, env)
     if choice.fell_back and show:
         print(choice.why)
     started = time.monotonic()
-    folder = tempfile.mkdtemp(prefix="spmd-")
+    folder = tempfile.mkdtemp(prefix="spmd-", dir=os.environ.get(_OUTER))
     wires: list[socket.socket] = []
     try:
         _write_call(folder, fn, args, kwargs, choice, env)
         with server() as client:
-            state = _Run(folder, client, wires)
+            job = Job(folder, client, wires)
             try:
-                _start(state, ranks)
-                stopped = _wait(state, timeout)
-                reports = _gather(state)
+                start(job, ranks)
+                stopped = wait(job, timeout)
+                reports = gather(job)
             except KeyboardInterrupt:
                 if show:
-                    _print(interrupted := _gather(state))
+                    _print(interrupted := gather(job))
                     print(where(interrupted))
                 raise
             finally:
                 client.end()
-        timeline = Timeline([(state.ends[r].spans or []) if r in state.ends else [] for r in range(ranks)])
+        timeline = Timeline([(job.ends[r].spans or []) if r in job.ends else [] for r in range(ranks)])
     finally:
         for wire in wires:
             wire.close()
@@ -145,11 +95,19 @@ def run(
     return Results(reports, timeline, seconds)
 
 
+def _check(fn: Any, timeout: Any, env: Any) -> None:
+    if not callable(fn):
+        raise TypeError(f"spmd.run needs a function to call on each rank; it was given a {type(fn).__name__}")
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
+        raise ValueError(f"timeout is {timeout!r}: it must be a number of seconds, more than 0")
+    for name, value in (env or {}).items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise TypeError(f"env sets {name!r} to {value!r}: names and values of variables must be strings")
+
+
 def _write_call(
     folder: str, fn: Callable, args: tuple, kwargs: dict, choice: backends.Choice, env: dict[str, str] | None
 ) -> None:
-    if not callable(fn):
-        raise TypeError(f"spmd.run needs a function to call on each rank; it was given a {type(fn).__name__}")
     name = getattr(fn, "__name__", type(fn).__name__)
     with open(os.path.join(folder, "call.pkl"), "wb") as file:
         parts = [(f"`{name}`", fn)]
@@ -164,186 +122,20 @@ def _write_call(
         "backend": choice.backend,
         "devices": choice.devices,
         "env": dict(os.environ),
-        "rank_env": [backends.environment(choice, rank, port) | (env or {}) for rank in ranks],
-        "cwd": os.getcwd(),
-        "path": sys.path,
+        "rank_env": [backends.environment(choice, rank, port) | (env or {}) | {_OUTER: folder} for rank in ranks],
+        "cwd": _working_folder(),
+        "path": [str(entry) for entry in sys.path],
         "sources": sources,
     }
     with open(os.path.join(folder, "run.json"), "w") as file:
         json.dump(run, file)
 
 
-def _start(run: _Run, ranks: int) -> None:
-    for rank in range(ranks):
-        for kind in ("out", "log", "board", "stack"):
-            open(run.path(rank, kind), "wb").close()
-        ours, theirs = socket.socketpair()
-        run.wires.append(ours)
-        with theirs:
-            run.client.fork(rank, run.folder, theirs)
-
-
-def _wait(run: _Run, timeout: float) -> str:
-    """Until every rank has ended, or the grace after the first failure is over, or there is no hope, or time is up.
-
-    Returns why it stopped waiting, in words.
-    """
-    started = time.monotonic()
-    deadline = started + timeout
-    look = 0.0  # when to look at output sizes and for hope again
-    failing = False
-    with selectors.DefaultSelector() as selector:
-        selector.register(run.client.link, selectors.EVENT_READ)
-        for rank, wire in enumerate(run.wires):
-            selector.register(wire, selectors.EVENT_READ, rank)
-        while not all(run.over(rank) for rank in range(run.ranks)):
-            now = time.monotonic()
-            if now >= deadline:
-                break
-            if now >= look:
-                look = now + _LOOK_S
-                run.chatter = next((r for r in range(run.ranks) if _size(run, r) > _OUTPUT_LIMIT), None)
-                if run.chatter is not None:
-                    break
-                if not failing and _hopeless(run):
-                    return f"Stopped after {now - started:.1f} s, since this would never end."
-            for key, _ in selector.select(min(deadline, look) - now):
-                if key.data is None:
-                    run.hear(run.client.messages())
-                    continue
-                selector.unregister(key.fileobj)
-                if key.fileobj.recv(1):  # b"": the rank is gone; the server says how
-                    with open(run.path(key.data, "end"), "rb") as file:
-                        run.ends[key.data] = pickle.load(file)
-            if not failing and run.failed():
-                failing, deadline = True, min(deadline, time.monotonic() + _GRACE_S)
-    return f"No end after {timeout:.3g} s."
-
-
-def _size(run: _Run, rank: int) -> int:
-    return os.path.getsize(run.path(rank, "out"))
-
-
-def _hopeless(run: _Run) -> bool:
-    """Is it certain that the ranks which have not ended never will?
-
-    Looked at when all of them have been in the same collective since the last look. (A message may always be under
-    way, so point-to-point calls are left to the time-out.)
-    """
-    live = [rank for rank in range(run.ranks) if not run.over(rank)]
-    calls = {rank: beacon.read(run.path(rank, "board"))[1] for rank in live}
-    if any(op is None or op.point_to_point for op in calls.values()):
-        run.still = {}
-        return False
-    if calls != run.still:
-        run.still, run.judged = calls, False
-        return False
-    if run.judged:
-        return False
-    run.judged = True
-    ops = {rank: record.read_log(run.path(rank, "log")) for rank in range(run.ranks)}
-    if first_mismatch(ops, ended=False):
-        return True
-    # A rank that has returned can never come to a call it has not made.
-    returned = {rank for rank, end in run.ends.items() if end.returned}
-    return any(
-        sum(other.key == op.key for other in ops[member]) <= op.index
-        for op in calls.values()
-        for member in returned.intersection(op.group)
-    )
-
-
-def _gather(run: _Run) -> list[RankReport]:
-    alive = [rank for rank in range(run.ranks) if not run.over(rank)]
-    run.counts = {rank: beacon.read(run.path(rank, "board"))[2] for rank in alive}
-    if alive:
-        _collect_stacks(run, alive)
-    return [_report(run, rank) for rank in range(run.ranks)]
-
-
-def _collect_stacks(run: _Run, alive: list[int]) -> None:
-    """Have the live ranks write their stacks, and wait until they have."""
-    time.sleep(2 * beacon.PERIOD_S)  # until their blackboards, too, tell of now
-    run.client.ask_stacks()
-    deadline = time.monotonic() + _STACKS_S
-    while time.monotonic() < deadline:
-        if all(_stack_written(run.path(rank, "stack")) for rank in alive):
-            return
-        time.sleep(0.01)
-
-
-def _stack_written(path: str) -> bool:
-    with open(path, "rb") as file:
-        return b" in main\n" in file.read()  # rank.main: the outermost frame but those of the server
-
-
-def _report(run: _Run, rank: int) -> RankReport:
-    report = RankReport(rank, "running", output=_output(run.path(rank, "out")))
-    report.ops = record.read_log(run.path(rank, "log"))
-    report.last_seen, waiting, report.messages = beacon.read(run.path(rank, "board"))
-    report.moving = 0 < run.counts.get(rank, 0) < report.messages
-    flights = flight.read(run.path(rank, "flight"))
-    report.begun = {key: group.begun for key, group in flights.items()}
-    end = run.ends.get(rank)
-    if end is not None:
-        report.status = "returned" if end.returned else "raised"
-        report.error_text, report.ended_ns, report.failed_in = end.text, end.at_ns, end.failed_in
-        report.stack = end.stack or []
-        value = _load_value(run.path(rank, "value"))
-        report.result, report.error = (value, None) if end.returned else (None, value)
-        return report
-    report.stack = _read_stack(run.path(rank, "stack"))
-    if rank in run.exits:
-        report.status = "died"
-        report.exit_code, report.ended_ns = run.exits[rank]
-        report.failed_in = waiting
-    elif waiting := waiting or flight.waiting_in(flights, report.stack, report.where):
-        report.status, report.waiting = "waiting", waiting
-    elif _stopped(run.pids.get(rank)):
-        report.status = "stopped"
-    if run.chatter == rank:
-        report.status, report.error_text = "raised", f"nothing, but printed more than {_OUTPUT_LIMIT >> 20} MiB"
-        report.ended_ns = 1
-    return report
-
-
-def _load_value(path: str) -> Any:
-    if not os.path.exists(path):
-        return None  # an exception that cannot be pickled: its text is known
-    with open(path, "rb") as file:
-        return pickles.load(file)
-
-
-_STACK_LINE = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
-
-
-def _read_stack(path: str) -> list[Frame]:
-    """The stack faulthandler wrote (innermost first there), innermost last."""
-    with open(path, errors="replace") as file:
-        found = _STACK_LINE.findall(file.read())
-    return [Frame(name, int(line), function) for name, line, function in reversed(found)]
-
-
-def _stopped(pid: int | None) -> bool:
+def _working_folder() -> str:
     try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] in "Tt"
-    except OSError:
-        return False
-
-
-def _output(path: str) -> str:
-    """What a rank wrote; of very much, the beginning and the end."""
-    size = os.path.getsize(path)
-    with open(path, "rb") as file:
-        if size <= _SHOWN_BYTES:
-            text = file.read().decode(errors="replace")
-        else:
-            head = file.read(_SHOWN_BYTES // 2).decode(errors="replace")
-            file.seek(-_SHOWN_BYTES // 2, os.SEEK_END)
-            tail = file.read().decode(errors="replace")
-            text = f"{head}\n... {size - _SHOWN_BYTES:,} bytes of {size:,} are not shown ...\n{tail}"
-    return _NOISE.sub("", text)
+        return os.getcwd()
+    except FileNotFoundError:  # somebody removed it
+        return "/"
 
 
 def _print(reports: list[RankReport]) -> None:

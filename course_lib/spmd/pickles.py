@@ -32,7 +32,8 @@ class _Pickler(cloudpickle.Pickler):
         self.sources: dict[str, list[str]] = {}  # of code that is in no file: cells
         # Before super().__init__, which reads the table once.
         self.dispatch_table = ChainMap({types.CodeType: self._code}, cloudpickle.Pickler.dispatch_table)
-        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self.protocol = pickle.HIGHEST_PROTOCOL
+        super().__init__(file, protocol=self.protocol)
 
     def _code(self, code: types.CodeType) -> tuple:
         file = code.co_filename
@@ -42,9 +43,17 @@ class _Pickler(cloudpickle.Pickler):
         return _named_code, (_code_reduce(code)[1], file)
 
     def reducer_override(self, value: Any) -> Any:
-        if type(value) is torch.Tensor and value.device.type == "cuda":
-            return value.detach().cpu().requires_grad_(value.requires_grad).__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        if type(value) is torch.Tensor and value.layout == torch.strided:
+            if value.device.type == "cuda":
+                return value.detach().cpu().requires_grad_(value.requires_grad).__reduce_ex__(self.protocol)
+            if value.device.type == "cpu" and _is_small_part(value):
+                return value.detach().clone().requires_grad_(value.requires_grad).__reduce_ex__(self.protocol)
         return super().reducer_override(value)
+
+
+def _is_small_part(tensor: torch.Tensor) -> bool:
+    """Is this a view of a much larger tensor, all of which would be sent with it?"""
+    return tensor.untyped_storage().nbytes() > 2 * tensor.numel() * tensor.element_size() + 1024
 
 
 class CannotSend(TypeError):
@@ -60,6 +69,8 @@ def dump(value: Any, file: io.IOBase, parts: list[tuple[str, Any]]) -> dict[str,
     pickler = _Pickler(file)
     try:
         pickler.dump(value)
+    except OSError:
+        raise  # the disk is full, say
     except Exception as error:  # pickle raises TypeError, AttributeError, PicklingError, ValueError, ...
         bad = next(((name, part) for name, part in parts if not _can(part)), parts[0])
         name, culprit = _culprit(*bad)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import functools
 import gc
 import json
 import os
@@ -20,6 +21,7 @@ import socket
 import sys
 import time
 import traceback
+import types
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -33,8 +35,12 @@ from .beacon import Beacon
 from .report import Frame, Op
 from .server import STACK_SIGNAL
 
+_TEXT = 4000  # characters of an error's text that are kept
 # Longer than any run: the launcher decides when a run has hung, and explains it.
 _PATIENCE = timedelta(days=7)
+
+# What a rank says on its control socket.
+BEGUN, ENDED = b"b", b"e"
 
 _device: torch.device | None = None
 
@@ -53,6 +59,7 @@ class End:
     returned: bool
     at_ns: int
     text: str = ""  # "ValueError: ..."
+    chain: str = ""  # the texts of the runtime errors among it and what it was raised from or in handling of
     stack: list[Frame] | None = None
     failed_in: Op | None = None
     spans: list | None = None
@@ -67,10 +74,13 @@ def main(rank: int, folder: str, control: int) -> None:
     recorder = record.install(os.open(own + ".log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
     beacon = Beacon(own, recorder)
     pickles.keep_sources(run["sources"])
-    end, value = _call(run, rank, folder, recorder, beacon)
-    _leave_behind(own, end, value)
     wire = socket.socket(fileno=control)
-    wire.sendall(b".")
+    me = os.getpid()
+    end, value = _call(run, rank, folder, recorder, beacon, wire)
+    if os.getpid() != me:  # the function forked, and this is the child, come out where its parent will
+        os._exit(0 if end.returned else 1)
+    _leave_behind(own, end, value)
+    wire.sendall(ENDED)
     while wire.recv(1):  # b"": the launcher is gone, which kills this process anyway where PDEATHSIG exists
         pass
     os._exit(0)
@@ -78,7 +88,7 @@ def main(rank: int, folder: str, control: int) -> None:
 
 def _prepare_process(run: dict[str, Any], rank: int, own: str) -> None:
     stacks = open(own + ".stack", "w")  # noqa: SIM115  (faulthandler writes to it as long as the process lives)
-    faulthandler.enable(stacks, all_threads=False)  # SIGSEGV, SIGABRT, ...: the line that did it
+    faulthandler.enable(stacks, all_threads=True)  # SIGSEGV, SIGABRT, ...: the line that did it
     faulthandler.register(STACK_SIGNAL, stacks, all_threads=False, chain=False)
     _keep(stacks)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -102,7 +112,9 @@ def _keep(file: Any) -> None:
 _kept: list[Any] = []
 
 
-def _call(run: dict[str, Any], rank: int, folder: str, recorder: record.Recorder, beacon: Beacon) -> tuple[End, Any]:
+def _call(
+    run: dict[str, Any], rank: int, folder: str, recorder: record.Recorder, beacon: Beacon, wire: socket.socket
+) -> tuple[End, Any]:
     global _device
     try:
         _device = torch.device(run["devices"][rank])
@@ -110,8 +122,10 @@ def _call(run: dict[str, Any], rank: int, folder: str, recorder: record.Recorder
             torch.cuda.set_device(_device)
         with open(os.path.join(folder, "call.pkl"), "rb") as file:
             function, args, kwargs = pickles.load(file)
+        _become_main(function, args, kwargs)
         _join(run, rank, folder, recorder)
         beacon.start()
+        wire.sendall(BEGUN)
         value = function(*args, **kwargs)
         end = End(True, time.monotonic_ns())
         if recorder.failed is not None:  # and was caught: its peers may wait for it still
@@ -119,15 +133,44 @@ def _call(run: dict[str, Any], rank: int, folder: str, recorder: record.Recorder
         return end, value
     except BaseException as error:  # SystemExit and KeyboardInterrupt too: the reader's function ended
         at = time.monotonic_ns()
-        text = _error_text(error)
+        chain = _chain(error)
         failed = recorder.failed
-        failed_in = failed[1] if failed is not None and failed[0] is error else None
+        failed_in = failed[1] if failed is not None and any(failed[0] is link for link in chain) else None
         stack = [Frame(f.filename, f.lineno or 0, f.name) for f in traceback.extract_tb(error.__traceback__)]
-        return End(False, at, text, stack, failed_in), error.with_traceback(None)
+        runtime = "\n".join(str(link) for link in chain if isinstance(link, RuntimeError | OSError))
+        return End(False, at, _error_text(error), runtime, stack, failed_in), error.with_traceback(None)
 
 
 def _error_text(error: BaseException) -> str:
-    return "".join(traceback.format_exception_only(error)).strip()
+    text = "".join(traceback.format_exception_only(error)).strip()
+    return text if len(text) <= _TEXT else f"{text[:_TEXT]} ... ({len(text):,} characters)"
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """The error, what it was raised from or while handling, and so on."""
+    links: list[BaseException] = []
+    link: BaseException | None = error
+    while link is not None and link not in links:
+        links.append(link)
+        link = link.__cause__ or link.__context__
+    return links
+
+
+def _become_main(function: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+    """Give this process the notebook's (or script's) own names as its `__main__`.
+
+    What is defined there came by value; to pickle it once more, as all_gather_object does, Python looks it up by name.
+    """
+    main = types.ModuleType("__main__")
+    sys.modules["__main__"] = main
+    while isinstance(function, functools.partial | types.MethodType):
+        function = function.func if isinstance(function, functools.partial) else function.__func__
+    names = getattr(function, "__globals__", {})
+    if names.get("__name__") == "__main__":
+        main.__dict__.update(names)
+    for thing in (function, *map(type, args), *map(type, kwargs.values())):
+        if getattr(thing, "__module__", None) == "__main__" and hasattr(thing, "__qualname__"):
+            setattr(main, thing.__qualname__.partition(".")[0], thing)
 
 
 def _join(run: dict[str, Any], rank: int, folder: str, recorder: record.Recorder) -> None:
@@ -161,6 +204,8 @@ def _join(run: dict[str, Any], rank: int, folder: str, recorder: record.Recorder
             kwargs.pop("init_method", None)
             kwargs.update(store=store(), world_size=world, rank=rank if number < 0 else number)
             return recorder.meet(world, original, backend, **kwargs)
+        if size not in (-1, world):
+            return recorder.meet_elsewhere(original, backend, *args[1:], **kwargs)
         return recorder.meet(world, original, backend, *args[1:], **kwargs)
 
     joined_by_reader: list[bool] = []
@@ -181,10 +226,11 @@ def _leave_behind(own: str, end: End, value: Any) -> None:
     except pickles.CannotSend as error:
         os.unlink(own + ".value")
         if end.returned:
-            end = End(False, end.at_ns, f"{type(error).__name__}: {error}", [])
+            end = End(False, end.at_ns, f"{type(error).__name__}: {error}")
     end.spans = spans.drain()
     flight.write(own + ".flight")
     with open(own + ".end", "wb") as file:
         pickle.dump(end, file)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # closed, or replaced by the reader with something else
+            stream.flush()

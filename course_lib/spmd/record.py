@@ -3,18 +3,16 @@
 `install()` wraps the public functions of torch.distributed in this process (a rank's, never the notebook's).
 Every call then leaves three traces:
 - the call in progress, in memory; `beacon.py` publishes it, so that it can be read when the rank hangs or dies;
-- collectives, one line each, in a log that outlives the process, so that the ranks can be compared afterwards;
+- collectives, in a log that outlives the process (`oplog.py`), so that the ranks can be compared afterwards;
 - a span on the timeline, and bytes and calls in `traffic()`.
 The cost is about ten microseconds a call. Collectives that C++ code issues itself (DDP's reducer, functional
-collectives) do not pass here; their waits show in the stack instead.
+collectives) do not pass here: `flight.py` knows of them.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-import marshal
-import os
 import sys
 import threading
 import time
@@ -31,53 +29,13 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from ..timeline import spans
+from . import calls, flight
+from .calls import CALLS, Call
+from .oplog import Log
 from .report import Frame, Op, whose
 
-
-@dataclass(frozen=True)
-class _Call:
-    """How to read the arguments of one function of torch.distributed."""
-
-    tensor: str | None = None  # the argument whose shape and dtype must agree (a tensor or a list of tensors)
-    root: str | None = None  # the argument that names the root
-    peer: str | None = None  # the argument that names the other rank of a point-to-point call
-    splits: bool = False
-    sends: bool = False
-
-
-_CALLS: dict[str, _Call] = {
-    "all_reduce": _Call("tensor"),
-    "broadcast": _Call("tensor", root="src"),
-    "reduce": _Call("tensor", root="dst"),
-    "all_gather": _Call("tensor"),
-    "all_gather_into_tensor": _Call("input_tensor"),
-    "all_gather_single": _Call("input_tensor"),
-    "gather": _Call("tensor", root="dst"),
-    "scatter": _Call("tensor", root="src"),
-    "reduce_scatter": _Call("output"),
-    "reduce_scatter_tensor": _Call("output"),
-    "reduce_scatter_single": _Call("output"),
-    "all_to_all": _Call("input_tensor_list"),
-    "all_to_all_single": _Call("input", splits=True),
-    "barrier": _Call(),
-    "monitored_barrier": _Call(),
-    "broadcast_object_list": _Call(root="src"),
-    "all_gather_object": _Call(),
-    "gather_object": _Call(root="dst"),
-    "scatter_object_list": _Call(root="src"),
-    "new_group": _Call(),
-    "send": _Call("tensor", peer="dst", sends=True),
-    "recv": _Call("tensor", peer="src"),
-    "isend": _Call("tensor", peer="dst", sends=True),
-    "irecv": _Call("tensor", peer="src"),
-    "send_object_list": _Call(peer="dst", sends=True),
-    "recv_object_list": _Call(peer="src"),
-}
-
-
-_LENGTH = 4  # bytes of the length before each entry of the log
-# The usual reductions by identity: str() of one takes longer than all else that is noted of a call.
-_REDUCTIONS = {id(op): name for name in ("SUM", "AVG", "MAX", "MIN", "PRODUCT") if (op := getattr(dist.ReduceOp, name))}
+# Errors of a call that never was: torch looked at the arguments and refused.
+_REFUSALS = (TypeError, ValueError, AttributeError, IndexError)
 
 
 @dataclass
@@ -104,13 +62,15 @@ class Traffic:
 class Recorder:
     """The traces of this process."""
 
-    def __init__(self, log: int):
+    def __init__(self, log: Log):
         self._log = log
         self._counts: Counter[str] = Counter()  # collectives so far, by group
-        self._groups: dict[int, tuple[tuple[int, ...], str]] = {}  # by id: (global ranks, key)
+        self._groups: dict[str, tuple[int, ...]] = {}  # the members of a group, by its key
         self._worlds = 0  # default groups so far: names of groups begin anew with each
+        self._foreign = False  # the reader made a world of other ranks than the run's: nothing to compare
         self._pending: weakref.WeakKeyDictionary[dist.Work, Op] = weakref.WeakKeyDictionary()
         self._main = threading.get_ident()
+        self._order = threading.Lock()  # threads call too: a collective's number and its place in the log must agree
         # By thread: the call in progress, and the line that waits for it. What a call calls itself is not recorded.
         self._active: dict[int, tuple[Op, Frame | None]] = {}
         self.failed: tuple[BaseException, Op] | None = None  # the last exception that came out of a call
@@ -122,35 +82,6 @@ class Recorder:
         """The call in progress: the main thread's, or else another's."""
         return self._active.get(self._main) or next(iter(list(self._active.values())), None)
 
-    def _group(self, group: dist.ProcessGroup | None) -> tuple[tuple[int, ...], str]:
-        group = group or dist.group.WORLD
-        known = self._groups.get(id(group))
-        if known is None:
-            # torch counts the groups of a world, on members and others alike: the name is the same on every rank.
-            key = f"{self._worlds}/{group.group_name}"
-            known = self._groups[id(group)] = (tuple(dist.get_process_group_ranks(group)), key)
-        return known
-
-    def _read(self, name: str, call: _Call, args: dict[str, Any], frame: Frame) -> Op:
-        members, key = self._group(None if name == "new_group" else args.get("group"))
-        tensor = args.get(call.tensor) if call.tensor else None
-        if isinstance(tensor, list | tuple) and tensor:
-            tensor = tensor[0]
-        shape = dtype = splits = None
-        if isinstance(tensor, torch.Tensor):
-            shape, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
-        if call.splits:
-            splits = (_sizes(args.get("input_split_sizes")), _sizes(args.get("output_split_sizes")))
-        elif name == "new_group":
-            shape, dtype = _sizes(args.get("ranks")), "ranks"  # every rank must ask for the same members
-        reduce = _reduction(args.get("op")) if "reduce" in name else None
-        index = -1
-        if call.peer is None:
-            index = self._counts[key]
-            self._counts[key] += 1
-        root, peer = _global(args, call.root, members), _global(args, call.peer, members)
-        return Op(name, members, key, index, shape, dtype, frame, root, peer, reduce, splits, time.monotonic_ns())
-
     def meet(self, world: int, function: Callable, *args: Any, **kwargs: Any) -> None:
         """init_process_group: wait, known to wait, until all ranks of the world have come; then begin anew.
 
@@ -158,32 +89,36 @@ class Recorder:
         """
         op = Op("init_process_group", tuple(range(world)), "rendezvous", self._worlds, None, None, _caller())
         self._in(op, None, function, args, kwargs)
-        self._write(encode(op))
+        self._log.add(op)
+        self._begin_world()
+
+    def meet_elsewhere(self, function: Callable, *args: Any, **kwargs: Any) -> None:
+        """init_process_group of another world than the run's: its ranks are not ours, so no collective is logged."""
+        function(*args, **kwargs)
+        self._foreign = True
+        self._begin_world()
+
+    def _begin_world(self) -> None:
         self._worlds += 1
         self._groups.clear()
+        flight.begin()
 
-    def _write(self, entry: bytes) -> None:
-        os.write(self._log, len(entry).to_bytes(_LENGTH, "little") + entry)
-
-    def wrap(self, name: str, call: _Call, function: Callable) -> Callable:
+    def wrap(self, name: str, call: Call, function: Callable) -> Callable:
         names = tuple(inspect.signature(function).parameters)
 
         @functools.wraps(function)
         def recorded(*args: Any, **kwargs: Any) -> Any:
-            if threading.get_ident() in self._active or not dist.is_initialized():
+            if torch.compiler.is_compiling() or threading.get_ident() in self._active or not dist.is_initialized():
                 return function(*args, **kwargs)
             arguments = dict(zip(names, args, strict=False)) | kwargs
-            if arguments.get("group") is dist.GroupMember.NON_GROUP_MEMBER:
-                return function(*args, **kwargs)  # torch warns and ignores it
-            op = self._read(name, call, arguments, _caller())
+            if not self._records(name, arguments):
+                return function(*args, **kwargs)
+            with self._order:
+                op = self._note(name, call, arguments)
             if self.traffics:
-                size = _bytes(arguments.get(call.tensor))
+                size = calls.nbytes(arguments.get(call.tensor))
                 for traffic in self.traffics:
                     traffic.add(op, size, call.sends)
-            if op.point_to_point:
-                self.messages += 1
-            else:
-                self._write(encode(op))
             work = self._in(op, None, function, args, kwargs)
             if isinstance(work, dist.Work):
                 self._pending[work] = op
@@ -192,6 +127,29 @@ class Recorder:
             return work
 
         return recorded
+
+    def _records(self, name: str, args: dict[str, Any]) -> bool:
+        """Whether this call is one that all ranks of a group of the run make, as far as its arguments tell."""
+        if self._foreign or args.get("use_local_synchronization"):
+            return False
+        group = args.get("group")
+        # A rank outside the group: torch warns and ignores it. Something that is no group: torch says so.
+        return name == "new_group" or group is None or isinstance(group, dist.ProcessGroup)
+
+    def _note(self, name: str, call: Call, args: dict[str, Any]) -> Op:
+        group = (None if name == "new_group" else args.get("group")) or dist.group.WORLD
+        # torch counts the groups of a world, on members and others alike: the name is the same on every rank.
+        key = f"{self._worlds}/{group.group_name}"
+        if key not in self._groups:
+            self._groups[key] = tuple(dist.get_process_group_ranks(group))
+        index = -1 if call.peer is not None else self._counts[key]
+        op = calls.read(name, call, args, self._groups[key], key, index, _caller(3))
+        if op.point_to_point:
+            self.messages += 1
+        else:
+            self._counts[key] += 1
+            self._log.add(op)
+        return op
 
     def wrap_wait(self, wait: Callable) -> Callable:
         @functools.wraps(wait)
@@ -212,6 +170,10 @@ class Recorder:
             return function(*args, **kwargs)
         except BaseException as error:
             self.failed = (error, op)
+            if isinstance(error, _REFUSALS) and waits is None and op.key in self._groups and not op.point_to_point:
+                with self._order:
+                    self._counts[op.key] -= 1
+                    self._log.withdraw(op)
             raise
         finally:
             del self._active[thread]
@@ -231,36 +193,9 @@ def _span_when_done(work: dist.Work, op: Op) -> None:
         return  # this backend's work has no future: its wait alone is on the timeline
 
 
-def _reduction(op: Any) -> str:
-    if op is None:
-        return "SUM"
-    known = _REDUCTIONS.get(id(op))
-    return known or str(op).rsplit(".", 1)[-1]
-
-
-def _sizes(values: Any) -> tuple[int, ...] | None:
-    return None if values is None else tuple(int(value) for value in values)
-
-
-def _bytes(tensor: Any) -> int:
-    if isinstance(tensor, torch.Tensor):
-        return tensor.numel() * tensor.element_size()
-    return sum(map(_bytes, tensor)) if isinstance(tensor, list | tuple) else 0
-
-
-def _global(args: dict[str, Any], name: str | None, members: tuple[int, ...]) -> int | None:
-    """The global rank an argument means. torch takes it as `src` (global) or as `group_src` (within the group)."""
-    if name is None:
-        return None
-    if args.get(name) is not None:
-        return int(args[name])
-    within = args.get(f"group_{name}")
-    return members[within] if within is not None and 0 <= within < len(members) else None
-
-
-def _caller() -> Frame:
-    """The reader's own line that made this call, however deep in a library the call is."""
-    return own_line(sys._getframe(2)) or Frame("<unknown>", 0, "?")
+def _caller(depth: int = 2) -> Frame:
+    """The reader's own line that made this call, however deep in a library the call is. depth: frames to skip."""
+    return own_line(sys._getframe(depth)) or Frame("<unknown>", 0, "?")
 
 
 def own_line(frame: FrameType | None) -> Frame | None:
@@ -277,39 +212,6 @@ def own_line(frame: FrameType | None) -> Frame | None:
     return None if found is None else Frame(found.f_code.co_filename, found.f_lineno, found.f_code.co_name)
 
 
-def _list(frame: Frame | None) -> list | None:
-    return None if frame is None else [frame.file, frame.line, frame.function]
-
-
-def encode(op: Op) -> bytes:
-    """An Op as bytes. (marshal: both sides are the same Python, and it takes a fifth of JSON's time.)"""
-    values = (
-        op.name, op.group, op.key, op.index, op.shape, op.dtype, _list(op.frame), op.root, op.peer, op.reduce,
-        op.splits, op.start_ns, _list(op.waits),
-    )  # fmt: skip
-    return marshal.dumps(values)
-
-
-def decode(data: bytes) -> Op:
-    """The reverse of encode."""
-    *before, frame, root, peer, reduce, splits, start, waits = marshal.loads(data)
-    return Op(*before, Frame(*frame), root, peer, reduce, splits, start, waits and Frame(*waits))
-
-
-def read_log(path: str) -> list[Op]:
-    """The collectives a rank called, in order. A last entry cut short by the rank's death is left out."""
-    with open(path, "rb") as file:
-        data = file.read()
-    ops, at = [], 0
-    while at + _LENGTH <= len(data):
-        end = at + _LENGTH + int.from_bytes(data[at : at + _LENGTH], "little")
-        if end > len(data):
-            break
-        ops.append(decode(data[at + _LENGTH : end]))
-        at = end
-    return ops
-
-
 _recorder: Recorder | None = None
 
 
@@ -319,8 +221,8 @@ def install(log: int) -> Recorder:
     log: a file descriptor that collectives are written to.
     """
     global _recorder
-    _recorder = Recorder(log)
-    for name, call in _CALLS.items():
+    _recorder = Recorder(Log(log))
+    for name, call in CALLS.items():
         original = getattr(c10d, name, None)
         if original is None:
             continue  # not in this version of torch

@@ -122,6 +122,8 @@ class Op:
             text += f" ({self.reduce})"
         if self.root is not None:
             text += f", root {self.root}"
+        if not self.point_to_point and not self.key.endswith("/0") and self.key != "rendezvous":
+            text += f" on the group of ranks {', '.join(map(str, self.group))}"  # "/0" is the group of all
         if self.point_to_point:
             where = "any rank" if self.peer is None else f"rank {self.peer}"
             text += f" {'to' if 'send' in self.name else 'from'} {where}"
@@ -144,6 +146,7 @@ class RankReport:
     result: Any = None
     error: BaseException | None = None
     error_text: str = ""
+    chain: str = ""  # texts of the runtime errors that led to it, its own among them
     exit_code: int | None = None
     stack: list[Frame] = field(default_factory=list)
     waiting: Op | None = None

@@ -1,6 +1,6 @@
 """The fork server: a process that has imported torch once and forks ranks from itself.
 
-`python -m course_lib.spmd.server FD` talks to the process that started it over the socket FD, in lines of JSON:
+`main(fd)` talks to the process that started it over the socket `fd`, in lines of JSON:
 
     -> {"rank": r, "dir": "..."}  with one socket attached   fork a rank (see rank.py)
     -> "stacks"                                              every live rank writes its Python stacks to a file
@@ -42,6 +42,7 @@ _PRELOAD = (
     "course_lib.spmd.rank",
 )
 STACK_SIGNAL = signal.SIGUSR1
+OWN_FAILURE = 70  # exit code of a rank that failed before or after the reader's function
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
@@ -170,18 +171,15 @@ def _become_rank(rank: int, folder: str, control: int, inherited: list[socket.so
     except BaseException:
         traceback.print_exc()
     finally:
-        os._exit(70)  # only reached when the launcher's own code failed: main does not return
+        os._exit(OWN_FAILURE)  # only reached when the launcher's own code failed: main does not return
 
 
-def main() -> None:
-    link = socket.socket(fileno=int(sys.argv[1]))
+def main(fd: int) -> None:
+    """Serve on the socket `fd` until the process that started this one is gone."""
+    link = socket.socket(fileno=fd)
     link.set_inheritable(False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is for the notebook's process
     prctl(_PR_SET_CHILD_SUBREAPER, 1)
     for name in _PRELOAD:
         importlib.import_module(name)
     Server(link).serve()
-
-
-if __name__ == "__main__":
-    main()

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from course_lib.spmd.compare import first_mismatch
-from course_lib.spmd.explain import _ordinal, _ranks
 from course_lib.spmd.report import Frame, Op
+from course_lib.spmd.words import name_ranks, ordinal
 
 NAMES = ["all_reduce", "broadcast", "all_gather", "barrier"]
 WORLD = (0, 1, 2, 3)
@@ -84,10 +84,10 @@ def test_the_earliest_of_several_groups_is_told():
     [([2], "rank 2"), ([1, 0], "ranks 0 and 1"), ([0, 1, 3], "ranks 0, 1 and 3"), (range(1, 8), "ranks 1 to 7")],
 )
 def test_ranks_in_words(ranks, words):
-    assert _ranks(ranks) == words
+    assert name_ranks(ranks) == words
 
 
 def test_ordinals():
-    assert [_ordinal(i) for i in (0, 1, 2, 3, 10, 11, 20, 21)] == [
+    assert [ordinal(i) for i in (0, 1, 2, 3, 10, 11, 20, 21)] == [
         "first", "second", "third", "4th", "11th", "12th", "21st", "22nd",
     ]  # fmt: skip

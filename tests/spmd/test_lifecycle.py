@@ -70,6 +70,22 @@ def test_processes_that_a_rank_started_end_with_the_run():
     assert not any(psutil.pid_exists(pid) for pid in children)
 
 
+def test_a_run_inside_a_rank_goes_with_it(tmp_path, monkeypatch):
+    def hang():
+        dist.recv(torch.ones(1), (dist.get_rank() + 1) % 2)
+
+    def run_inside():
+        spmd.run(hang, ranks=2)
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(spmd.HangError):
+        spmd.run(run_inside, ranks=1, timeout=6, show=False)
+    assert list(tmp_path.iterdir()) == []
+    server = [p for p in psutil.Process().children() if "course_lib.spmd import server" in " ".join(p.cmdline())]
+    assert len(server) == 1
+    assert server[0].children(recursive=True) == []
+
+
 def script(body):
     """Run a program that uses spmd; its standard output is read line by line."""
     return subprocess.Popen(

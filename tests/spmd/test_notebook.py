@@ -83,11 +83,32 @@ except spmd.RankError as failed:
     assert (shown, error) == ("True from a rank\n", "")
 
 
+def test_objects_of_a_cells_own_class_can_be_sent_on_by_the_ranks(kernel):
+    _, client = kernel
+    run_cell(client, SETUP)
+    shown, error = run_cell(
+        client,
+        """
+class Box:
+    def __init__(self, content):
+        self.content = content
+
+def exchange(box):
+    boxes = [None] * dist.get_world_size()
+    dist.all_gather_object(boxes, Box(box.content + dist.get_rank()))
+    return [box.content for box in boxes]
+
+print(spmd.run(exchange, Box(5), ranks=2))
+""",
+    )
+    assert (shown, error) == ("[[5, 6], [5, 6]]\n", "")
+
+
 def wait_for_ranks(manager, count):
     deadline = time.monotonic() + 60
     while True:
         kernel = psutil.Process(manager.provisioner.pid)
-        found = [p for p in kernel.children(recursive=True) if "course_lib.spmd.server" in " ".join(p.cmdline())]
+        found = [p for p in kernel.children(recursive=True) if "course_lib.spmd import server" in " ".join(p.cmdline())]
         if len(found) == 1 + count:
             return found
         assert time.monotonic() < deadline, found
