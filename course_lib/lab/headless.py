@@ -102,7 +102,9 @@ def write_html(notebook: Path) -> Path:
     import nbformat
     from nbconvert import HTMLExporter
 
-    html, _ = HTMLExporter(embed_images=True).from_notebook_node(nbformat.read(notebook, as_version=4))
+    content = nbformat.read(notebook, as_version=4)
+    content.metadata.pop("widgets", None)  # live widgets need a server; without their state the still pictures show
+    html, _ = HTMLExporter(embed_images=True).from_notebook_node(content)
     path = notebook.with_suffix(".html")
     path.write_text(html, encoding="utf-8")
     return path
