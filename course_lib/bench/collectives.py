@@ -65,7 +65,7 @@ def fitted(op: str, n: int, timings: Sequence[Timing]) -> list[str]:
         lines.append(f"  the ring overtakes {name} {_overtakes(op, n, fits['ring'], name, fits[name])}")
     if op in ("all_reduce", "reduce_scatter", "all_gather"):
         small, large = ("tree", "direct") if op == "all_reduce" else ("halving", "ring")
-        lines.append(f"  auto takes {small} up to {_size(front.SMALL_BYTES)}, then the ring")
+        lines.append(f"  auto takes {small} up to {_size(front.SMALL_BYTES)}, then {large}")
     return lines
 
 
