@@ -125,6 +125,9 @@ def _hang(reports: list[RankReport], stopped: str, function: Callable | None) ->
     waited_for = {peer for peers in waits.values() for peer in peers}
     gave_up = any(is_echo(r) for r in reports)
     head = "A rank gave up waiting." if gave_up else stopped
+    moving = [r for r in reports if r.moving]
+    if moving:  # what they wait for at this moment says nothing
+        return _endless(head, moving, reports)
     waiting = {r for r, peers in waits.items() if peers}
     # A rank that others wait for, and that waits for nobody, is where the chain ends.
     ends = sorted(waited_for - waiting)
@@ -148,6 +151,17 @@ def _hang(reports: list[RankReport], stopped: str, function: Callable | None) ->
     # Everybody is in a call that all have reached: the backend itself, or a rank that closed its group.
     lines = [f"{head} The ranks are in the same call and it does not end.", *_others(reports)]
     return Cause("lost", (), "\n".join(lines))
+
+
+def _endless(head: str, moving: list[RankReport], reports: list[RankReport]) -> Cause:
+    guilty = tuple(r.rank for r in moving)
+    lines = [
+        f"{head} Messages still pass: {name_ranks(guilty)} {is_are(guilty)} at work. Does the loop end? They are at"
+    ]
+    at = {r.rank: f"{r.where}, after {r.messages:,} messages" for r in moving}
+    lines += [f"  {name_ranks(ranks)}: {text}" for ranks, text in alike(at)]
+    lines += _others(reports, set(guilty))
+    return Cause("busy", guilty, "\n".join(lines))
 
 
 def _late(

@@ -681,3 +681,22 @@ def test_a_message_larger_than_its_buffer_names_the_receive():
 def test_variables_must_be_strings():
     with pytest.raises(TypeError, match="env sets 'MASTER_PORT' to 29500: names and values"):
         spmd.run(print, ranks=2, env={"MASTER_PORT": 29500})
+
+
+def messages_without_end():
+    x, rank = torch.ones(4), dist.get_rank()
+    while True:
+        if rank == 0:
+            dist.send(x, 1)  # here
+        else:
+            dist.recv(x, 0)  # here
+
+
+def test_a_loop_of_messages_without_end_is_no_deadlock():
+    with pytest.raises(spmd.HangError) as caught:
+        spmd.run(messages_without_end, ranks=2, timeout=SHORT, show=False)
+    cause, text = caught.value.cause, str(caught.value)
+    assert (cause.kind, set(cause.ranks)) == ("busy", {0, 1}), text
+    assert "Messages still pass" in text
+    for line in marked_lines(messages_without_end):
+        assert f"line {line}:" in text, text
