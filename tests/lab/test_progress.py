@@ -103,3 +103,13 @@ def test_the_command(own_progress):
     run = subprocess.run([sys.executable, "-m", "course_lib.lab.progress"], capture_output=True, text=True, timeout=60)
     assert (run.returncode, run.stderr) == (0, "")
     assert "all_reduce" in run.stdout and f"Kept in {own_progress}." in run.stdout
+
+
+def test_the_figures_measured_stand_under_their_labs_exercises():
+    progress.record("figures", "alpha", value=52e-6, unit="s", lab="lab0")
+    progress.record("figures", "speed", value=3e9, unit="B/s", lab="another lab")
+    table = progress.show()
+    assert table.measured("lab0") == ["alpha: 52 µs"]
+    assert "alpha: 52 µs" in str(table)
+    assert "alpha: 52 µs" in table._repr_html_()
+    assert "speed" not in str(table)

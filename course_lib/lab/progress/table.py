@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from course_lib.lab import show
@@ -15,10 +15,11 @@ HEAD = ("exercise", "", "state", "attempts", "hints", "best time")
 
 @dataclass
 class Table:
-    """exercises: in order. entries: name -> what is kept about it."""
+    """exercises: in order. entries: name -> what is kept about it. figures: name -> value, unit and lab of each."""
 
     exercises: list[Exercise]
     entries: dict[str, dict[str, Any]]
+    figures: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def rows(self, lab: str) -> list[tuple[str, ...]]:
         """The rows of one lab, as text."""
@@ -46,6 +47,13 @@ class Table:
         states = [row[2] for row in self.rows(lab)]
         return f"{states.count('passed')} of {len(states)} passed"
 
+    def measured(self, lab: str) -> list[str]:
+        """The figures measured in one lab: "alpha: 52 µs"."""
+        from course_lib.lab.machine import readable  # which stands on this package
+
+        figures = {name: f for name, f in self.figures.items() if f.get("lab") == lab}
+        return [f"{name}: {readable(f['value'], f['unit'])}" for name, f in figures.items()]
+
     def __str__(self) -> str:
         everything = [HEAD] + [row for lab in self.labs() for row in self.rows(lab)]
         widths = [max(len(row[i]) for row in everything) for i in range(len(HEAD))]
@@ -56,7 +64,8 @@ class Table:
         lines = []
         for lab in self.labs():
             lines += [f"{lab}: {self.passed(lab)}", "  " + line(HEAD)]
-            lines += ["  " + line(row) for row in self.rows(lab)] + [""]
+            lines += ["  " + line(row) for row in self.rows(lab)]
+            lines += [f"  {figure}" for figure in self.measured(lab)] + [""]
         return "\n".join(lines).rstrip()
 
     __repr__ = __str__
@@ -70,4 +79,5 @@ class Table:
                 for row in self.rows(lab)
             )
             parts.append(f"<b>{show.escape(lab)}</b>: {self.passed(lab)}<table><tr>{head}</tr>{body}</table>")
+            parts += [f"<div>{show.escape(figure)}</div>" for figure in self.measured(lab)]
         return "".join(parts)
