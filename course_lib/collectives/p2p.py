@@ -96,7 +96,13 @@ def send_recv(
     """Send `out` to group rank `to` while receiving `into` from group rank `source`. Returns `into`, filled.
 
     Both are started before either is waited for, so a ring of ranks that all call this at once cannot deadlock. With
-    plain `send` and `recv` everybody would stand in `send` and nobody would receive.
+    plain `send` and `recv` everybody would stand in `send` and nobody would receive. Raises TypeError for arguments in
+    another order.
     """
+    if not (isinstance(out, Tensor) and isinstance(into, Tensor)):
+        given = ", ".join(type(value).__name__ for value in (out, to, into, source))
+        raise TypeError(
+            f"send_recv(out, to, into, source) takes a tensor, a rank, a tensor and a rank; it was given {given}"
+        )
     wait(start([(out, to)], [(into, source)], group, tag))
     return into

@@ -50,6 +50,23 @@ def source_line(answer: Callable, line: int) -> str:
     return lines[line - first].strip() if 0 <= line - first < len(lines) else ""
 
 
+def quoted(answer: Callable, line: int | None) -> str:
+    """ "line 7: `dist.send(x, right)`", or as much of it as is known; "" for no line."""
+    text = source_line(answer, line) if line else ""
+    return f"line {line}" + (f": `{text}`" if text else "") if line else ""
+
+
+def keeps_what_recv_returns(answer: Callable) -> str:
+    """A sentence on `name = dist.recv(...)`, if the answer has such a line; else ""."""
+    tree = _tree(_source(answer))
+    for node in ast.walk(tree) if tree else ():
+        called = isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and node.value.func
+        if called and ast.unparse(called).rpartition(".")[2] == "recv":
+            line = node.lineno + inspect.getsourcelines(answer)[1] - 1
+            return f"Line {line} keeps what `dist.recv` returns, the sender's rank; the data is in the tensor it got."
+    return ""
+
+
 def library_source(exercise: Exercise) -> str:
     """The solution as a learner would write it: the reference's source without the markers of its blank."""
     return filled(_source(exercise.reference) or "").strip()

@@ -7,22 +7,24 @@ kernel, with the value that one process computes from the same inputs. What rank
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from course_lib import spmd
-from course_lib.lab import attempt, costs, progress, show, signatures, timing, trial
-from course_lib.lab.evidence import Evidence, collect
-from course_lib.lab.exercise import Case, Exercise, find
-from course_lib.lab.scopes import Record, describe
-from course_lib.lab.stopped import explain_stop
+from course_lib.lab import attempt, costs, progress, show, timing, trial
+from course_lib.lab.evidence import Evidence
+from course_lib.lab.exercise import Exercise, find
+from course_lib.lab.judging import Failing, Findings, judge_case, judge_world, price_of, stop
+from course_lib.lab.scopes import describe
+from course_lib.lab.stopped import without_native
 
 Answer = TypeVar("Answer", bound=Callable)
 PASSED, NOT_YET, NOT_ATTEMPTED = "passed", "not yet", "not attempted"
 PRINTED_LINES = 12  # of what an answer printed, shown with a "not yet"
+GROUP = [1, 2, 3]  # of four ranks: numbered 0, 1 and 2 within it
 
 
 @dataclass
@@ -34,36 +36,6 @@ class Verdict:
     signature: str = ""
     seconds: float | None = None
     figure: Any = None
-
-
-@dataclass
-class Failing:
-    """One thing that is wrong, in one case."""
-
-    n: int
-    where: str
-    name: str
-    sentence: str
-    details: list[str] = field(default_factory=list)
-
-
-@dataclass
-class Findings:
-    """What all runs of an answer brought to light; several things may be wrong at once."""
-
-    records: list[Record] = field(default_factory=list)
-    borrowed: list[Failing] = field(default_factory=list)
-    early: list[Failing] = field(default_factory=list)  # sends that were not waited for in time
-    values: list[Failing] = field(default_factory=list)
-    stopped: list[Failing] = field(default_factory=list)
-    prices: list[Failing] = field(default_factory=list)  # right, but spoils its input or costs too much
-
-    def first(self) -> Failing | None:
-        """The one to tell: what explains the others. Of its kind, one on the most ranks: patterns are plainer there."""
-        for group in (self.borrowed, self.early, self.values, self.stopped, self.prices):
-            if group:
-                return max(group, key=lambda failing: failing.n)  # of these the first: the simplest case
-        return None
 
 
 def check(answer: Answer) -> Answer:
@@ -87,7 +59,7 @@ def check(answer: Answer) -> Answer:
         show.put(verdict.figure)
     if verdict.state == NOT_ATTEMPTED:
         return exercise.reference
-    progress.record_attempt(name, verdict.state, verdict.seconds)
+    progress.record_attempt(name, verdict.state, verdict.seconds, verdict.message.text)
     return answer if verdict.state == PASSED else exercise.reference
 
 
@@ -97,17 +69,43 @@ def examine(exercise: Exercise, answer: Callable) -> Verdict:
         text = "Not attempted yet. The lab goes on with the library's version."
         return Verdict(NOT_ATTEMPTED, show.Message(NOT_ATTEMPTED, text))
     if problem := attempt.complaint(answer, exercise):
-        return _not_yet(exercise, Findings(stopped=[Failing(1, "", "cannot_be_called", problem)]), {})
+        return _not_yet(exercise, answer, Findings(stopped=[Failing(1, "", ["cannot_be_called"], problem)]), {})
     findings, reports = Findings(), {}
     task = replace(exercise.task, timing=None)
+    deadline = time.monotonic() + 1.5 * trial.PATIENCE_S
     with tempfile.TemporaryDirectory() as folder:
         for n in exercise.worlds:
-            error, reports[n] = _run(trial.try_cases, answer, task, folder, ranks=n, timeout=trial.PATIENCE_S)
-            if not _judge_world(exercise, answer, n, Path(folder), error, findings):
+            patience = min(trial.PATIENCE_S, max(trial.PATIENCE_S / 2, deadline - time.monotonic()))
+            error, reports[n] = _run(trial.try_cases, answer, task, folder, ranks=n, timeout=patience)
+            if not judge_world(exercise, answer, n, Path(folder), error, findings):
                 break  # it would only stop again
+    if findings.first() is None and exercise.takes_group:
+        _judge_group(exercise, answer, task, findings)
     if findings.first() is None:
         return _passed(exercise, answer, findings)
-    return _not_yet(exercise, findings, reports)
+    return _not_yet(exercise, answer, findings, reports)
+
+
+def _judge_group(exercise: Exercise, answer: Callable, task: Any, findings: Findings) -> None:
+    """Once all is right on the world: the same cases in a group of which no rank has the number it has in the world."""
+    members, n = GROUP, len(GROUP)
+    with tempfile.TemporaryDirectory() as folder:
+        error, _ = _run(trial.try_cases, answer, task, folder, members, ranks=n + 1, timeout=trial.PATIENCE_S)
+        inside = Findings()
+        for index, case in exercise.cases_on(n):
+            if not judge_case(exercise, answer, n, index, case, Path(folder), error, inside):
+                break
+    if failing := inside.first():
+        findings.values.append(
+            Failing(
+                n + 1,
+                "",
+                ["wrong_in_a_group"],
+                f"right on the whole world, wrong in a group ({show.ranks(members)} of {n + 1}). Pass `group` to every "
+                "call, and count ranks within it: `group_dst`, `group_src`.",
+                [f"in the group: {failing.sentence}"],
+            )
+        )
 
 
 def _run(fn: Callable, *args: Any, **options: Any) -> tuple[Exception | None, Any]:
@@ -120,94 +118,27 @@ def _run(fn: Callable, *args: Any, **options: Any) -> tuple[Exception | None, An
         return error, []
 
 
-def _judge_world(
-    exercise: Exercise, answer: Callable, n: int, folder: Path, error: Exception | None, findings: Findings
-) -> bool:
-    """Judge every case on n ranks. Returns whether all of them came to their end."""
-    for index, case in exercise.cases_on(n):
-        seen = trial.read(folder, index, n)
-        record = partial(Record, n, size=case.size and case.size(n), root=case.root and case.root(n), label=case.label)
-        where = _where(exercise, n, case)
-        early = next((s.early for s in seen if s is not None and s.early), None)
-        if early:
-            findings.early.append(Failing(n, where, *costs.early_send(*early)))
-        if None in seen:
-            findings.records.append(record(right=False))
-            name, sentence = _stop(error, answer)
-            findings.stopped.append(Failing(n, where, name, sentence))
-            return False
-        inputs = [exercise.arguments(index, rank, n) for rank in range(n)]
-        findings.records.append(record(right=_judge_case(exercise, n, case, where, seen, inputs, findings)))
-    if isinstance(error, spmd.MismatchError) and not findings.values:
-        findings.stopped.append(Failing(n, _where(exercise, n), *explain_stop(error, answer)))
-    return True
-
-
-def _stop(error: Exception | None, answer: Callable) -> tuple[str, str]:
-    if isinstance(error, spmd.SpmdError):
-        return explain_stop(error, answer)
-    return "cannot_be_sent", str(error)
-
-
-def _judge_case(
-    exercise: Exercise, n: int, case: Case, where: str, seen: list[trial.Seen], inputs: list[tuple], findings: Findings
-) -> bool:
-    """Note all that is wrong in one case. Returns whether the values are right."""
-    calls, library = {c for s in seen for c in s.calls}, [c for s in seen for c in s.library]
-    if found := costs.borrowed_work(calls, library, exercise.may_use):
-        findings.borrowed.append(Failing(n, "", *found))
-    evidence = collect(
-        n,
-        [s.value for s in seen],
-        exercise.expect(inputs, n),
-        inputs,
-        lambda changed: exercise.expect(changed, n),
-        root=case.root and case.root(n),
-        size=case.size and case.size(n),
-        on_ranks=exercise.on_ranks,
-    )
-    if evidence is not None:
-        name, sentence = signatures.explain(evidence, exercise.signatures)
-        named = name in signatures.NAMES_AN_ELEMENT or not evidence.comparable
-        details = [] if named else [signatures.an_element_differs(evidence)]
-        findings.values.append(Failing(n, where, name, sentence, details))
-        return False
-    changed = {rank: s.changed for rank, s in enumerate(seen)}
-    if not exercise.may_change and (found := costs.changed_arguments(changed)):
-        findings.prices.append(Failing(n, where, *found))
-    if found := costs.too_many_bytes(_price(exercise, n, seen, inputs)):
-        findings.prices.append(Failing(n, where, *found))
-    return True
-
-
-def _price(exercise: Exercise, n: int, seen: list[Any], inputs: list[tuple]) -> Evidence:
-    bound = exercise.least_bytes
-    least = None if bound is None else [bound(n, rank, inputs[rank]) for rank in range(n)]
-    return Evidence(n, [], [], sent=[s.sent for s in seen], least=least)
-
-
-def _where(exercise: Exercise, n: int, case: Case | None = None) -> str:
-    named = case.name(n) if case else ""
-    return ", ".join(part for part in ([f"{n} ranks"] if exercise.on_ranks else []) + [named] if part)
-
-
-def _not_yet(exercise: Exercise, findings: Findings, reports: dict[int, Any]) -> Verdict:
+def _not_yet(exercise: Exercise, answer: Callable, findings: Findings, reports: dict[int, Any]) -> Verdict:
     failing = findings.first()
     pattern, told = "", ""
     if exercise.on_ranks and (failing in findings.values or failing in findings.stopped):
         pattern, told = describe(findings.records)
+    # A pattern of right and wrong values has its causes; what stopped an answer has others.
+    names = [pattern, *failing.names] if failing in findings.values else failing.names
     sentence = failing.sentence if failing.sentence.endswith((".", "?")) else failing.sentence + "."
     place = f"{failing.where}: {sentence}" if failing.where else sentence[0].upper() + sentence[1:]
-    advice = exercise.advice.get(pattern) or exercise.advice.get(failing.name, "")
+    kept = attempt.keeps_what_recv_returns(answer) if failing in findings.values or "raises" in names else ""
+    advice = kept or next((exercise.advice[name] for name in names if name in exercise.advice), "")
     text = " ".join(part for part in ("Not yet.", told, place, advice) if part)
     details = [*failing.details, *_printed(reports.get(failing.n, []))]
+    details.append("The lab goes on with the library's version.")
     if exercise.hints:
-        details.append(f'For a hint: `lab.hint("{exercise.name}")`')
-    return Verdict(NOT_YET, show.Message(NOT_YET, text, details), failing.name)
+        details[-1] += f' For a hint: `lab.hint("{exercise.name}")`'
+    return Verdict(NOT_YET, show.Message(NOT_YET, text, details), failing.names[0])
 
 
 def _printed(reports: list[spmd.RankReport]) -> list[str]:
-    lines = [f"[{r.rank}] {line}" for r in reports for line in r.output.splitlines()]
+    lines = [f"[{r.rank}] {line}" for r in reports for line in without_native(r.output).splitlines()]
     more = [f"... and {len(lines) - PRINTED_LINES} more lines"] if len(lines) > PRINTED_LINES else []
     return ["Your ranks printed:", *lines[:PRINTED_LINES], *more] if lines else []
 
@@ -220,8 +151,9 @@ def _passed(exercise: Exercise, answer: Callable, findings: Findings) -> Verdict
     rivals = {"yours": answer, "the library's": exercise.reference, **exercise.timing.rivals}
     error, reports = _run(timing.time_rivals, rivals, exercise.task, ranks=n, timeout=timing.PATIENCE_S)
     if error is not None:
-        findings.stopped.append(Failing(n, f"{n} ranks, {what}", *_stop(error, answer)))
-        return _not_yet(exercise, findings, {n: reports})
+        name, sentence = stop(error, answer)
+        findings.stopped.append(Failing(n, f"{n} ranks, {what}", [name], sentence))
+        return _not_yet(exercise, answer, findings, {n: reports})
     timed = [report.result for report in reports]
     times = {name: timing.median_of_slowest(timed, name) for name in rivals}
     par = ", ".join(f"{name} {show.seconds(s)}" for name, s in times.items() if name != "yours")
@@ -235,10 +167,11 @@ def _bytes(exercise: Exercise, n: int, timed: list[timing.Timed]) -> str:
     """What the answer sent in the timed call, against the least possible."""
     if exercise.least_bytes is None:
         return ""
-    price = _price(exercise, n, timed, [t.args for t in timed])
+    price = price_of(exercise, n, timed, [t.args for t in timed])
     who = "Each rank" if len(set(price.sent)) == 1 else "The busiest rank"
     enough = max(price.least)
-    compare = "the least possible" if max(price.sent) <= enough * costs.SLACK else f"{show.size(enough)} are possible"
+    least = max(price.sent) <= enough * costs.SLACK
+    compare = exercise.least_of if least else f"{show.size(enough)} are possible"
     return f" {who} sent {show.size(max(price.sent))}: {compare}."
 
 
@@ -249,7 +182,7 @@ def _with_timeline(exercise: Exercise, answer: Callable, verdict: Verdict, findi
         timing.call_once, answer, exercise.task, ranks=n, timeout=trial.PATIENCE_S, backend="gloo", show=False
     ).timeline
     if exercise.overlap and (found := costs.no_overlap(Evidence(n, [], [], timeline=timeline))):
-        findings.prices.append(Failing(n, f"{n} ranks, {exercise.timing.what}", *found))
-        verdict = _not_yet(exercise, findings, {})
+        findings.prices.append(Failing(n, f"{n} ranks, {exercise.timing.what}", [found[0]], found[1]))
+        verdict = _not_yet(exercise, answer, findings, {})
     verdict.figure = timeline.draw()
     return verdict

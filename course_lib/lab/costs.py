@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from course_lib.lab import show
 from course_lib.lab.evidence import Evidence
+from course_lib.lab.signatures.messages import in_n
 
 FREE = frozenset({"barrier", "new_group"})  # synchronise or set up, move nothing
 SLACK = 1.02  # a few bytes of bookkeeping are nobody's mistake
@@ -26,19 +27,9 @@ def borrowed_work(
     return None
 
 
-def early_send(line: int, why: str) -> tuple[str, str]:
-    """line: of the isend. why: "touched" or "never waited" (see trial.Seen)."""
-    if why == "touched":
-        return "touches_what_it_sends", (
-            f"the tensor sent in line {line} is changed before that send is waited for, so nobody knows which values "
-            "leave. Wait first, or add into another tensor."
-        )
-    return "never_waits", f"the isend of line {line} is never waited for: its data may not have left when you return."
-
-
-def changed_arguments(changed: dict[int, list[int]]) -> tuple[str, str] | None:
+def changed_arguments(changed: list[list[int]]) -> tuple[str, str] | None:
     """changed[rank]: positions of the arguments that the answer changed in place."""
-    for rank, positions in changed.items():
+    for rank, positions in enumerate(changed):
         if positions:
             which = f"argument {positions[0]}" if positions[0] else "its input"
             return "changes_its_input", (
@@ -60,11 +51,28 @@ def too_many_bytes(e: Evidence) -> tuple[str, str] | None:
         )
     if sent <= least * SLACK:
         return None
+    mine, theirs = e.history.get(e.n, (0, 0))
+    if mine > theirs > 0:
+        have, want = (in_n({n: both[i] for n, both in e.history.items()}) for i in (0, 1))
+        bytes_too = f"{show.size(sent)} where {show.size(least)} are enough"
+        return "too_many_messages", f"right, but each rank sends {have} messages where {want} suffice: {bytes_too}."
     times = f"{show.number(round(sent / least, 1))} times the bytes" if least else "bytes it need not send"
     return (
         "too_many_bytes",
         f"right, but rank {rank} sent {show.size(sent)} where {show.size(least)} are enough: {times}.",
     )
+
+
+def no_ring(e: Evidence) -> tuple[str, str] | None:
+    """Where each rank should send to one neighbour alone and sends to more."""
+    for rank, tape in enumerate(e.messages or []):
+        peers = sorted({m.peer for m in tape if m.kind == "send" and m.peer is not None})
+        if len(peers) > 1:
+            return "no_ring", (
+                f"right, but this is no ring: rank {rank} sends to {show.ranks(peers)}. In a ring each rank sends to "
+                "its right neighbour alone."
+            )
+    return None
 
 
 def no_overlap(e: Evidence) -> tuple[str, str] | None:

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from course_lib.lab.tape import Message
+
 # Sums in another order differ in the last digits; anything a learner can get wrong differs in the first ones.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 MOST_COMBINATIONS = 5_000  # of shares tried to explain a sum
@@ -28,6 +30,10 @@ class Evidence:
     root, size: the case's root and tensor size, None where it has none.
     sent, least: bytes by rank; least is None where the exercise sets no bound.
     timeline: of the run, where time is the point. returned: the whole values that `observed` are parts of, if they are.
+    messages, library: by rank, what the answer sent and asked for, and what the library's version did; None where it
+        was not watched. history: by number of ranks so far, how many messages each rank sends, the answer's and the
+        library's, where all ranks send as many. quote: a line of the answer in words. changed: by rank, positions of
+        arguments it changed in place without leave.
     """
 
     n: int
@@ -43,6 +49,11 @@ class Evidence:
     timeline: Any = None
     on_ranks: bool = True
     returned: list[Any] | None = None
+    messages: list[list[Message]] | None = None
+    library: list[list[Message]] | None = None
+    history: dict[int, tuple[int, int]] = field(default_factory=dict)
+    quote: Callable[[int], str] = "line {}".format
+    changed: list[list[int]] = field(default_factory=list)
 
     @cached_property
     def wrong(self) -> list[int]:
@@ -83,7 +94,9 @@ class Evidence:
             hits = (weights.double() @ shares - seen).abs() <= tolerance(self.observed[r].dtype) * size  # (weights, e)
             if not bool(hits.any(0).all()):
                 return None
-            found[r] = weights[hits.float().argmax(0)]
+            # One element may fit by chance: what explains more elements of this rank goes first.
+            order = torch.argsort(hits.sum(1), descending=True, stable=True)
+            found[r] = weights[order][hits[order].float().argmax(0)]
         return found
 
     def wrong_elements(self, rank: int) -> Tensor:
@@ -115,14 +128,6 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(b, float) and isinstance(a, int | float) and not isinstance(a, bool):
         return a == b or abs(a - b) <= 1e-9 * abs(b)
     return type(a) is type(b) and a == b
-
-
-def same_parts(a: Any, b: Any) -> bool:
-    """Whether `a` is the value `b`, part by part."""
-    mine, other = parts(a), parts(b)
-    return [k for k, _ in mine] == [k for k, _ in other] and all(
-        same(x, y) for (_, x), (_, y) in zip(mine, other, strict=True)
-    )
 
 
 def parts(value: Any, where: str = "") -> list[tuple[str, Any]]:

@@ -82,9 +82,9 @@ class Timing:
     rivals: dict[str, Callable]
 
 
-def call_it(answer: Callable, *args: Any) -> Any:
+def call_it(answer: Callable, *args: Any, **group: Any) -> Any:
     """The ordinary way to try an answer: call it."""
-    return answer(*args)
+    return answer(*args, **group)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +97,8 @@ class Task:
         return gradients.
     may_change: the answer may change its arguments in place.
     may_call: functions of course_lib.collectives that it may call, by name.
+    takes_group: the answer has a parameter `group`, and is tried in a group that is not the world, too; `call` hands
+        it on. Numbers of ranks (a root) count within the group.
     timing: if time is worth telling.
     """
 
@@ -107,6 +109,7 @@ class Task:
     call: Callable = call_it
     may_change: bool = False
     may_call: frozenset[str] = frozenset()
+    takes_group: bool = False
     timing: Timing | None = None
 
     def cases_on(self, n: int) -> list[tuple[int, Case]]:
@@ -136,7 +139,8 @@ class Exercise(Task):
     signatures: the exercise's own, asked before the general ones.
     may_use: collectives of torch.distributed that it may call. All others are gloo doing the work.
     least_bytes(n, rank, args): bytes this rank must send at least, or hand to collectives of torch, padding to full
-        chunks allowed for.
+        chunks allowed for. least_of: who cannot do with less, where that is not everybody ("the least a tree can").
+    ring: on three ranks or more, each sends to one other alone.
     timeline: show the learner's, of the timed call. overlap: communication must overlap computation there.
     """
 
@@ -151,6 +155,8 @@ class Exercise(Task):
     signatures: Sequence[Callable] = ()
     may_use: frozenset[str] = frozenset()
     least_bytes: Callable[[int, int, tuple], int] | None = None
+    least_of: str = "the least possible"
+    ring: bool = False
     timeline: bool = False
     overlap: bool = False
 

@@ -26,7 +26,7 @@ escape = html.escape
 class Message:
     """One message to the learner. kind: a key of COLOURS. text: sentences with `code` and **strong** words.
 
-    details: further lines, smaller. code: a block kept as it is (a drawing, a solution).
+    code: a block kept as it is (a drawing, a solution). details: further lines, smaller.
     """
 
     kind: str
@@ -35,8 +35,8 @@ class Message:
     code: str = ""
 
     def __str__(self) -> str:
-        lines = [re.sub(r"\*\*(.+?)\*\*", r"\1", self.text), *(f"  {line}" for line in self.details)]
-        return "\n".join(lines + ([self.code] if self.code else []))
+        lines = [re.sub(r"\*\*(.+?)\*\*", r"\1", self.text), *([self.code] if self.code else [])]
+        return "\n".join(lines + [f"  {line}" for line in self.details])
 
     __repr__ = __str__
 
@@ -47,7 +47,7 @@ class Message:
         code = f"<pre style='margin:.4em 0 0 0'>{escape(self.code)}</pre>" if self.code else ""
         return (
             f"<div class='course-message' data-kind='{self.kind}' style='border-left:4px solid {COLOURS[self.kind]};"
-            f"padding:.3em .8em;margin:.2em 0;max-width:60em'>{_inline(self.text)}{details}{code}</div>"
+            f"padding:.3em .8em;margin:.2em 0;max-width:60em'>{_inline(self.text)}{code}{details}</div>"
         )
 
 
@@ -73,11 +73,11 @@ def put(thing: object) -> None:
 
 
 def seconds(value: float) -> str:
-    """A time with a unit that fits: "21 ms", "1.3 s", "52 us"."""
+    """A time with a unit that fits: "21 ms", "1.3 s", "52 µs"."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if value >= size:
             return f"{_short(value / size)} {unit}"
-    return f"{_short(value / 1e-6)} us"
+    return f"{_short(value / 1e-6)} µs"
 
 
 def size(nbytes: float) -> str:
@@ -93,6 +93,14 @@ def number(value: float) -> str:
     if isinstance(value, int) or float(value).is_integer() and abs(value) < 1e15:
         return f"{int(value):,}" if abs(value) >= 10_000 else str(int(value))
     return f"{value:.4g}"
+
+
+def apart(a: float, b: float) -> tuple[str, str]:
+    """Two numbers with as many digits as tell them apart: ("4.0002e-05", "4e-05")."""
+    for write in (number, *(f"{{:.{digits}g}}".format for digits in range(5, 17))):
+        if write(a) != write(b):
+            return write(a), write(b)
+    return repr(a), repr(b)
 
 
 def _short(value: float) -> str:

@@ -2,30 +2,48 @@
 
 from __future__ import annotations
 
+import re
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from course_lib import spmd
-from course_lib.lab import show, trial
+from course_lib.lab import attempt, meetings, show, trial
 from course_lib.lab.attempt import source_line
+from course_lib.lab.meetings import Pair
+from course_lib.lab.tape import Message, Outside
 
 DONE, RUNNING = "done", "running"
+# What torch and gloo write for their own authors: places in their source, C++ types, stacks.
+NATIVE = re.compile(
+    r"terminate called|what\(\):|enforce fail|EnforceNotMet|Exception raised from|\.(cc|cpp|h):\d+|frame #\d"
+)
 
 
 @dataclass(frozen=True)
 class State:
-    """Where one rank stands in a run that hangs. doing: "send", "recv", another call's name, DONE or RUNNING."""
+    """Where one rank stands in a run that hangs. doing: "send", "recv", another call's name, DONE or RUNNING.
+
+    line, text: of the answer. messages: how many it has begun. moving: their number still grew when time was up.
+    """
 
     rank: int
     doing: str
     peer: int | None
     line: int | None
     text: str
+    messages: int = 0
+    moving: bool = False
 
 
-def explain_stop(error: spmd.SpmdError, answer: Callable) -> tuple[str, str]:
-    """(name, sentence) for the failure of a run of trial.py."""
+def explain_stop(
+    error: spmd.SpmdError, answer: Callable, tapes: list[list[Message]] | None = None, done: Collection[int] = ()
+) -> tuple[str, str]:
+    """(name, sentence) for the failure of a run of trial.py. tapes: of the case in which it stopped; done: the ranks
+    that got through it.
+    """
+    if tapes and (found := meetings.unequal_sizes(tapes, lambda line: attempt.quoted(answer, line))):
+        return found
     kind, rank = error.cause.kind, error.cause.rank
     who = f"rank {rank}" if len(error.ranks) > 1 else "the answer"
     if kind == "raised":
@@ -36,12 +54,24 @@ def explain_stop(error: spmd.SpmdError, answer: Callable) -> tuple[str, str]:
     if kind == "died":
         return "dies", f"{who} {_death(error.ranks[rank].exit_code)}{_at(error.ranks[rank], answer)}."
     if kind == "mismatch":
-        return "mismatch", error.cause.text
-    return explain_hang([_state(report, answer) for report in error.ranks])
+        return "mismatch", without_native(error.cause.text)
+    return explain_hang([_state(report, answer, report.rank in done) for report in error.ranks], tapes or [])
 
 
-def explain_hang(states: list[State]) -> tuple[str, str]:
+def without_native(text: str) -> str:
+    """The lines of a text that are not torch's or gloo's own talk."""
+    return "\n".join(line for line in text.splitlines() if not NATIVE.search(line))
+
+
+def explain_hang(states: list[State], tapes: list[list[Message]]) -> tuple[str, str]:
     """(name, sentence) for ranks that do not come to an end."""
+    if moving := [s for s in states if s.moving]:
+        s = max(moving, key=lambda s: s.messages)
+        at = f" (line {s.line}: `{s.text}`)" if s.line else ""
+        return "endless_messages", (
+            f"no end after some seconds, and messages still pass: {s.messages:,} at rank {s.rank}{at}. "
+            "Does your loop end?"
+        )
     running = [s for s in states if s.doing == RUNNING]
     waiting = [s for s in states if s.doing not in (DONE, RUNNING)]
     done = [s for s in states if s.doing == DONE]
@@ -50,50 +80,69 @@ def explain_hang(states: list[State]) -> tuple[str, str]:
         at = f" at line {s.line}: `{s.text}`" if s.line else ""
         who = f"rank {s.rank}" if len(states) > 1 else "the answer"
         return "endless_loop", f"no end after some seconds: {who} is still running{at}. Does this loop end?"
-    told = "; ".join(_told(s) for s in waiting)
+    one_line = len(waiting) > 1 and len({s.line for s in waiting}) == 1 and bool(waiting[0].line)
+    told = "; ".join(_told(s, not one_line) for s in waiting)
     if done:
         told += f"; {show.ranks(s.rank for s in done)} {'has' if len(done) == 1 else 'have'} returned"
-    return _why(waiting, done, f"your ranks stopped: {told}. ")
+    name, why = _why(waiting, done, tapes)
+    at = f" at {_quoted(waiting[0])}" if one_line else ""
+    return name, f"your ranks stopped{at}: {told}. {why}"
 
 
-def _why(waiting: list[State], done: list[State], told: str) -> tuple[str, str]:
+def _why(waiting: list[State], done: list[State], tapes: list[list[Message]]) -> tuple[str, str]:
     doing = {s.doing for s in waiting}
-    if not done and doing == {"send"}:
-        return "all_send", told + (
-            "All send first and nobody receives. Let some of them receive first, or post both and wait."
+    pair = meetings.out_of_step(tapes)
+    together = any(m.ended is None and not m.blocking for tape in tapes for m in tape)  # sends and receives at once
+    if not done and doing == {"send"} and not together:
+        return "all_send", "All send first and nobody receives. Let some of them receive first, or post both and wait."
+    if not done and doing == {"recv"} and not together:
+        return "all_receive", "All receive first and nobody sends. Some rank must send first."
+    if not done and doing == {"recv"} and pair and _on_their_way(tapes, waiting):
+        return "asks_the_wrong_rank", (
+            f"Rank {pair.source} has sent rank {pair.target} a message, but rank {pair.target} waits for one "
+            f"from {_waits_for(waiting, pair.target)}: receive from the rank that sends to you."
         )
-    if not done and doing == {"recv"}:
-        return "all_receive", told + "All receive first and nobody sends. Some rank must send first."
+    count = f"{_numbers(pair)} Does a rank leave out a step?" if pair else "Count the sends and receives of each pair."
     if done:
-        what = (
-            "message that never comes"
-            if doing == {"recv"}
-            else "rank that takes its message"
-            if doing == {"send"}
-            else "peer"
-        )
-        return (
-            "unequal_steps",
-            told + f"Who is left waits for a {what}: count the sends and receives of each pair of ranks.",
-        )
-    return "crossed", told + "Each waits for a call that its peer has not reached: who sends must meet who receives."
+        return "unequal_steps", count
+    return "out_of_step", count
 
 
-def _told(s: State) -> str:
+def _on_their_way(tapes: list[list[Message]], waiting: list[State]) -> bool:
+    """Whether every rank that waits was sent a message, though by another rank than the one it waits for."""
+    sent = {(pair.source, pair.target) for pair in meetings.pairs(tapes) if len(pair.sent) > len(pair.asked)}
+    return all((s.peer, s.rank) not in sent and any(target == s.rank for _, target in sent) for s in waiting)
+
+
+def _waits_for(waiting: list[State], rank: int) -> int | None:
+    return next((s.peer for s in waiting if s.rank == rank), None)
+
+
+def _numbers(pair: Pair) -> str:
+    sent, asked = len(pair.sent), len(pair.asked) or "none"
+    many = f"{sent} message{'s' * (sent != 1)}" if sent else "no message"
+    return f"Rank {pair.source} has sent {many} to rank {pair.target}, which has asked for {asked}."
+
+
+def _told(s: State, quote: bool) -> str:
     to = "" if s.peer is None else f" to {s.peer}" if s.doing == "send" else f" from {s.peer}"
-    return f"rank {s.rank} waits in {s.doing}{to}" + (f" (line {s.line})" if s.line else "")
+    return f"rank {s.rank} waits in {s.doing}{to}" + (f" ({_quoted(s)})" if quote and s.line else "")
 
 
-def _state(report: spmd.RankReport, answer: Callable) -> State:
+def _quoted(s: State) -> str:
+    return f"line {s.line}" + (f": `{s.text}`" if s.text else "")
+
+
+def _state(report: spmd.RankReport, answer: Callable, done: bool) -> State:
     line = _line(report, answer)
     text = source_line(answer, line) if line else ""
     op = report.waiting or report.failed_in
-    if report.status == "returned" or (op is not None and op.frame.file == trial.__file__):
+    if report.status == "returned" or done:
         return State(report.rank, DONE, None, line, text)
     if op is None:
-        return State(report.rank, RUNNING, None, line, text)
+        return State(report.rank, RUNNING, None, line, text, report.messages, report.moving)
     doing = op.name.removeprefix("i") if op.name in ("isend", "irecv") else op.name
-    return State(report.rank, doing, op.peer, line, text)
+    return State(report.rank, doing, op.peer, line, text, report.messages, report.moving)
 
 
 def _line(report: spmd.RankReport, answer: Callable) -> int | None:
@@ -117,7 +166,10 @@ def _raised(report: spmd.RankReport, answer: Callable, who: str) -> tuple[str, s
             "leftover_raise",
             f"your code runs into the stub's `raise NotImplementedError` (line {line}). Delete that line.",
         )
-    return "raises", f"{who} raised {report.error_text.strip()}{at}"
+    if isinstance(report.error, Outside):
+        return "leaves_the_group", f"{who} has {report.error}{at}"
+    text = without_native(report.error_text).strip() or f"{report.error_text.partition(':')[0]} inside torch"
+    return "raises", f"{who} raised {text}{at}"
 
 
 def _death(code: int | None) -> str:

@@ -1,7 +1,8 @@
 """What runs on the ranks: an answer, tried on every case of its exercise, with a watch on what it does.
 
 What a case gave is written to a folder at once, so that it survives whatever the answer does next: a hang, `exit()`, a
-SIGKILL. The kernel reads the folder and believes nothing else.
+SIGKILL. The kernel reads the folder and believes nothing else. Before the answer, the library's version runs on the
+same inputs: its messages are what the answer's can be compared with.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ import torch
 import torch.distributed as dist
 
 from course_lib import spmd
+from course_lib.lab import tape
 from course_lib.lab.evidence import copy, plain, tensors
 from course_lib.lab.exercise import Task
-from course_lib.lab.watch import watch_library, watch_sends
+from course_lib.lab.watch import watch_library
 
-PATIENCE_S = 5  # seconds an answer gets for all cases on one world size; right ones take milliseconds
+PATIENCE_S = 4  # seconds an answer gets for all cases on one world size; right ones take milliseconds
+OURS, THEIRS = "library", "answer"  # whose messages a tape holds
 
 
 @dataclass
@@ -30,7 +33,6 @@ class Seen:
 
     changed: positions of the arguments it changed in place. sent: bytes, those handed to torch's collectives included.
     calls: collectives of torch.distributed, by name. library: functions of course_lib.collectives it called.
-    early: (line, why) of the first send whose buffer was touched before it was waited for, or that never was.
     """
 
     value: Any
@@ -38,24 +40,47 @@ class Seen:
     sent: int = 0
     calls: dict[str, int] = field(default_factory=dict)
     library: list[str] = field(default_factory=list)
-    early: tuple[int, str] | None = None
 
 
-def try_cases(answer: Callable, task: Task, folder: str) -> None:
-    """On each rank: the answer on every case for this many ranks, what it did written to `folder`."""
-    rank, n = dist.get_rank(), dist.get_world_size()
+def try_cases(answer: Callable, task: Task, folder: str, members: list[int] | None = None) -> None:
+    """On each rank: the answer on every case for this many ranks, what it did written to `folder`.
+
+    members: world ranks of a group; then the answer runs on these alone, and gets it as `group`.
+    """
+    group = dist.new_group(members) if members else None
+    if members and dist.get_rank() not in members:
+        return
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    passed = {"group": group} if members else {}
     # torch.empty then gives NaN, not what happens to lie there: a value never written cannot be right by luck.
     torch.use_deterministic_algorithms(True, warn_only=True)
     file = answer.__code__.co_filename if hasattr(answer, "__code__") else ""
     for index, _ in task.cases_on(n):
+        with tape.record(tape_file(folder, OURS, index, rank, n), members or list(range(n)), ""):
+            task.call(task.reference, *task.arguments(index, rank, n), **passed)
+    dist.barrier(group)
+    for index, _ in task.cases_on(n):
         args = task.arguments(index, rank, n)
         before = copy(args)
-        with spmd.traffic() as traffic, watch_sends(file) as sends, watch_library(answer, task) as library:
-            value = task.call(answer, *args)
+        with (
+            spmd.traffic() as traffic,
+            tape.record(tape_file(folder, THEIRS, index, rank, n), members or list(range(n)), file),
+            watch_library(answer, task) as library,
+        ):
+            value = task.call(answer, *args, **passed)
         moved = traffic.sent + sum(traffic.collective_bytes.values())
-        seen = Seen(plain(value), _changed(before, args), moved, dict(traffic.calls), library, sends.early())
+        seen = Seen(plain(value), _changed(before, args), moved, dict(traffic.calls), library)
         write(Path(folder), index, rank, n, seen)
-        dist.barrier()  # a message too many must not reach the next case
+        dist.barrier(group)  # a message too many must not reach the next case
+
+
+def tape_file(folder: Path | str, whose: str, index: int, rank: int, n: int) -> Path:
+    return Path(folder) / f"{n}.{index}.{rank}.{whose}"
+
+
+def tapes(folder: Path, whose: str, index: int, n: int) -> list[list[tape.Message]]:
+    """By rank: the messages of one case, the library's or the answer's."""
+    return [tape.read(tape_file(folder, whose, index, rank, n)) for rank in range(n)]
 
 
 def write(folder: Path, index: int, rank: int, n: int, seen: Seen) -> None:

@@ -67,9 +67,9 @@ def test_a_wrong_answer_is_replaced_by_the_librarys(capsys):
     exec("def pass_left(x):\n    return x + 1", answer)
     assert lab.check(answer["pass_left"]) is SHIFT.reference
     told = capsys.readouterr().out
-    assert told.startswith("Not yet. 4 ranks, x = 3 elements: rank 0, element 0: ")
-    assert 'lab.hint("pass_left")' in told
-    assert state("pass_left") == {"attempts": 1, "state": "not yet"}
+    assert told.startswith("Not yet. 4 ranks, x = 3 elements: no rank sent a message.\n  rank 0, element 0: ")
+    assert 'The lab goes on with the library\'s version. For a hint: `lab.hint("pass_left")`' in told
+    assert state("pass_left") == {"attempts": 1, "state": "not yet", "message": told.splitlines()[0]}
 
 
 def test_a_stub_is_replaced_and_not_counted(capsys):

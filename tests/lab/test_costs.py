@@ -17,6 +17,8 @@ def test_bytes():
     assert price([12, 12], None) is None
     name, sentence = price([12, 24, 12], [12, 12, 12])
     assert name == "too_many_bytes" and "rank 1 sent 24 bytes where 12 bytes are enough: 2 times the bytes" in sentence
+    too_many = Evidence(3, [], [], sent=[12] * 3, least=[8] * 3, history={2: (2, 1), 3: (3, 2)})
+    assert costs.too_many_bytes(too_many)[1].startswith("right, but each rank sends n messages where n - 1 suffice: 12")
     assert "bytes it need not send" in price([12, 12], [12, 0])[1]
     assert price([0, 0], [12, 12])[0] == "nothing_sent"
     assert price([0, 0], [0, 0]) is None
@@ -34,9 +36,9 @@ def test_borrowed_work():
 
 
 def test_changed_arguments():
-    assert costs.changed_arguments({0: [], 1: []}) is None
-    assert "rank 1 changed its input in place" in costs.changed_arguments({0: [], 1: [0]})[1]
-    assert "rank 0 changed argument 2 in place" in costs.changed_arguments({0: [2]})[1]
+    assert costs.changed_arguments([[], []]) is None
+    assert "rank 1 changed its input in place" in costs.changed_arguments([[], [0]])[1]
+    assert "rank 0 changed argument 2 in place" in costs.changed_arguments([[2]])[1]
 
 
 @pytest.mark.parametrize(("overlapped", "named"), [(0.0, True), (0.5e-3, True), (9e-3, False)])

@@ -56,8 +56,10 @@ def advice_names():
     import inspect
     import re
 
-    from course_lib.lab import costs, scopes, signatures, stopped
+    from course_lib.lab import costs, meetings, scopes, signatures, stopped
+    from course_lib.lab.signatures.messages import NOTES
 
-    named = {find.__name__ for find in (*signatures.VALUES, *scopes.SCOPES)}
-    named |= set(re.findall(r'return \(?\s*"(\w+)",\s', inspect.getsource(costs) + inspect.getsource(stopped)))
+    named = {find.__name__ for find in (*signatures.VALUES, *NOTES, *scopes.SCOPES)}
+    sources = "".join(inspect.getsource(module) for module in (costs, meetings, stopped))
+    named |= set(re.findall(r'return \(?\s*"(\w+)",\s', sources))
     return named | {find.__name__ for one in ALL for find in one.signatures}

@@ -151,10 +151,10 @@ def test_shares_from_different_chunks(n, k, seed):
 def test_the_input_comes_back(n, k, seed):
     inputs = make_inputs(n, n * k, seed)
     name, sentence = named([x for (x,) in inputs], inputs, reduce)
-    assert (name, sentence[:46]) == ("unchanged_input", "every rank returned its input unchanged: nothi")
+    assert (name, sentence) == ("unchanged_input", "every rank returned its input unchanged")
     stale = [reduce(inputs)[0], *(x for (x,) in inputs[1:])]
     name, sentence = named(stale, inputs, reduce)
-    assert name == "unchanged_input" and "nothing came in from the others there" in sentence
+    assert name == "unchanged_input" and sentence.endswith("input unchanged")
 
 
 def test_another_ranks_input():

@@ -2,11 +2,12 @@
 
 import pytest
 
-from course_lib.lab.stopped import DONE, RUNNING, State, explain_hang
+from course_lib.lab.stopped import DONE, RUNNING, State, explain_hang, without_native
+from course_lib.lab.tape import Message
 
 
-def state(rank, doing, peer=None, line=None):
-    return State(rank, doing, peer, line, "while True:" if doing == RUNNING else "")
+def state(rank, doing, peer=None, line=None, **more):
+    return State(rank, doing, peer, line, "while True:" if doing == RUNNING else "call()" if line else "", **more)
 
 
 @pytest.mark.parametrize(
@@ -15,27 +16,59 @@ def state(rank, doing, peer=None, line=None):
         (
             [state(0, "send", 1, 7), state(1, "send", 0, 7)],
             "all_send",
-            "rank 0 waits in send to 1 (line 7); rank 1 waits in send to 0 (line 7). All send first and nobody",
+            "stopped at line 7: `call()`: rank 0 waits in send to 1; rank 1 waits in send to 0. All send first and",
         ),
         ([state(0, "recv", 1), state(1, "recv", 0)], "all_receive", "rank 0 waits in recv from 1; rank 1 waits"),
         (
             [state(0, DONE), state(1, "recv", 0, 3), state(2, DONE)],
             "unequal_steps",
-            "rank 1 waits in recv from 0 (line 3); ranks 0 and 2 have returned. Who is left waits for a message that",
+            "rank 1 waits in recv from 0 (line 3: `call()`); ranks 0 and 2 have returned. Count the sends and receives",
         ),
         (
             [state(0, DONE), state(1, "send", 0)],
             "unequal_steps",
-            "rank 0 has returned. Who is left waits for a rank that",
+            "rank 0 has returned. Count the sends and receives of each pair.",
         ),
         (
             [state(0, "recv", 1), state(1, "send", 2), state(2, "recv", 1)],
-            "crossed",
-            "who sends must meet who receives",
+            "out_of_step",
+            "Count the sends and receives of each pair.",
+        ),
+        (
+            [state(0, "send", 1, 7, messages=2_000, moving=True), state(1, RUNNING, messages=1_999, moving=True)],
+            "endless_messages",
+            "messages still pass: 2,000 at rank 0 (line 7: `call()`). Does your loop end?",
         ),
         ([state(0, RUNNING, line=4), state(1, "recv", 0)], "endless_loop", "still running at line 4: `while True:`."),
     ],
 )
 def test_hang(states, name, words):
-    found = explain_hang(states)
+    found = explain_hang(states, [])
     assert found[0] == name and words in found[1]
+
+
+def message(kind, peer, **more):
+    return Message(kind, peer, 7, 2, (0, 8), **{"blocking": True, "begun": 0, **more})
+
+
+def test_everybody_sent_and_asks_the_wrong_rank():
+    n = 3
+    tapes = [[message("send", (r + 1) % n, blocking=False), message("recv", (r + 1) % n)] for r in range(n)]
+    name, sentence = explain_hang([state(r, "recv", (r + 1) % n, 7) for r in range(n)], tapes)
+    assert name == "asks_the_wrong_rank"
+    assert "Rank 0 has sent rank 1 a message, but rank 1 waits for one from 2: receive from the rank that" in sentence
+
+
+def test_a_step_left_out():
+    tapes = [[message("send", 1, blocking=False), message("recv", 1, blocking=False)], []]
+    name, sentence = explain_hang([state(0, "recv", 1, 7), state(1, "recv", 0, 9)], tapes)
+    assert name == "out_of_step"
+    assert "Rank 0 has sent 1 message to rank 1, which has asked for none. Does a rank leave out a step?" in sentence
+
+
+def test_what_torch_writes_for_its_own_authors_is_left_out():
+    text = (
+        "before\nterminate called after throwing an instance of 'gloo::EnforceNotMet'\n"
+        "  what():  [enforce fail at /__w/pytorch/third_party/gloo/transport/tcp/pair.cc:446] op.preamble <= 3\nafter"
+    )
+    assert without_native(text) == "before\nafter"

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from course_lib.collectives import cost
+from course_lib.lab.evidence import Evidence
 from course_lib.lab.exercise import Case, Exercise, Wrong
 from course_lib.lab.exercises.wrong import alpha_beta
 from course_lib.lab.signatures import looks_like
+from course_lib.lab.signatures.words import signature
 
 
 def message_times(noise: float) -> Case:
@@ -26,15 +28,35 @@ def message_times(noise: float) -> Case:
 
 
 def alpha_and_beta(answer: Callable, sizes: Tensor, seconds: Tensor) -> Any:
-    """The answer's two numbers, to six digits or so: solvers differ in the rest."""
+    """The answer's two numbers, to six digits or so: solvers differ in the rest. And how many points they depend on."""
     fit = answer(sizes, seconds)
     if not isinstance(fit, tuple) or len(fit) != 2:
         return fit
-    return {name: torch.tensor(float(value)) for name, value in zip(("alpha", "beta"), fit, strict=True)}
+    used = 0
+    for i in range(len(seconds)):
+        other = seconds.clone()
+        other[i] *= 1.5
+        used += answer(sizes, other) != fit
+    return {**named(fit), "points": used}
+
+
+@signature
+def few_points(e: Evidence) -> str | None:
+    """The line depends on a few of the measured points alone."""
+    fit, points = (e.returned or e.observed)[0], len(e.inputs[0][0])
+    if not isinstance(fit, dict) or 2 * fit["points"] > points:
+        return None
+    return f"you used {fit['points']} of {points} points: alpha and beta do not depend on the others"
 
 
 def fitted(fit: Callable) -> Callable[[list[tuple], int], list]:
-    return lambda inputs, n: [alpha_and_beta(fit, *args) for args in inputs]
+    return lambda inputs, n: [named(fit(*args)) for args in inputs]
+
+
+def named(fit: tuple[float, float]) -> dict[str, Tensor]:
+    # Less than a femtosecond is what rounding leaves of nothing.
+    alpha, beta = (float(value) if abs(value) > 1e-15 else 0.0 for value in fit)
+    return {"alpha": torch.tensor(alpha), "beta": torch.tensor(beta)}
 
 
 FIT_ALPHA_BETA = Exercise(
@@ -48,6 +70,7 @@ FIT_ALPHA_BETA = Exercise(
     cases=[message_times(0.0), message_times(0.3)],
     call=alpha_and_beta,
     signatures=[
+        few_points,
         looks_like(
             fitted(alpha_beta.plain),
             "plain_least_squares",
@@ -66,9 +89,9 @@ FIT_ALPHA_BETA = Exercise(
             fitted(alpha_beta.bandwidth), "bandwidth", "that is 1 / beta, the bandwidth. beta is the time of one byte."
         ),
         looks_like(
-            fitted(alpha_beta.through_the_ends),
-            "two_points",
-            "that is the line through the first and the last point. The others count too.",
+            fitted(alpha_beta.right_side_not_divided),
+            "right_side_not_divided",
+            "the left side of each equation is divided by its time, the right side is not: t / t is 1.",
         ),
     ],
     hints=[
@@ -84,7 +107,9 @@ FIT_ALPHA_BETA = Exercise(
         Wrong(alpha_beta.half_divided, "only a part of each equation"),
         Wrong(alpha_beta.swapped, "their order is not: alpha, then beta"),
         Wrong(alpha_beta.bandwidth, "that is 1 / beta, the bandwidth"),
-        Wrong(alpha_beta.through_the_ends, "the line through the first and the last point"),
+        Wrong(alpha_beta.through_the_ends, "used 2 of 12 points: alpha and beta do not"),
+        Wrong(alpha_beta.least_and_largest, "you used 2 of 12 points"),
+        Wrong(alpha_beta.right_side_not_divided, "the right side is not: t / t is 1"),
         Wrong(alpha_beta.without_alpha, "the answer, `alpha`"),
     ],
 )

@@ -4,7 +4,8 @@ The file is small and several kernels may write to it at once, so every change i
 new file beside it, rename. A damaged file is never overwritten: it is set aside, and the learner is told.
 
     {"version": 1,
-     "exercises": {"ring_all_gather": {"state": "passed", "attempts": 3, "hints": 1, "seconds": 0.021}},
+     "exercises": {"ring_all_gather": {"state": "passed", "attempts": 3, "hints": 1, "seconds": 0.021},
+                   "all_reduce": {"state": "not yet", "attempts": 1, "message": "Not yet. 4 ranks, ..."}},
      "predictions": {"MB through rank 0's link": {"guess": 32, "unit": "MB", "value": 96}},
      "figures": {...}}
 
@@ -83,14 +84,20 @@ def record(section: str, key: str, **fields: Any) -> None:
     update(lambda data: data[section].setdefault(key, {}).update(fields))
 
 
-def record_attempt(name: str, state: str, seconds: float | None = None) -> None:
-    """One more checked attempt at an exercise. What was passed once stays passed; the best time stays."""
+def record_attempt(name: str, state: str, seconds: float | None = None, message: str = "") -> None:
+    """One more checked attempt at an exercise. What was passed once stays passed; the best time stays.
+
+    message: what the check said of this attempt; kept as long as the exercise is not passed.
+    """
 
     def change(data: dict[str, Any]) -> None:
         entry = data["exercises"].setdefault(name, {})
         entry["attempts"] = entry.get("attempts", 0) + 1
         if entry.get("state") != "passed":
             entry["state"] = state
+            entry.pop("message", None)
+            if message and state != "passed":
+                entry["message"] = message
         if seconds is not None:
             entry["seconds"] = min(seconds, entry.get("seconds", seconds))
 
@@ -98,10 +105,11 @@ def record_attempt(name: str, state: str, seconds: float | None = None) -> None:
 
 
 def show() -> Table:
-    """The table of exercises with what is kept about each."""
+    """The table of exercises with what is kept about each, and the figures measured."""
     from course_lib.lab.exercise import all_exercises
 
-    return Table(list(all_exercises().values()), load()["exercises"])
+    data = load()
+    return Table(list(all_exercises().values()), data["exercises"], data["figures"])
 
 
 @contextmanager

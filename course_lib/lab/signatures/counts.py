@@ -41,12 +41,15 @@ def share_missing(e: Evidence) -> str | None:
         return None
     r, row, place = _first_row(e)
     lost = [j for j in range(e.n) if row[j] == 0]
+    had = [j for j in range(e.n) if row[j]]
     if len(lost) == e.n:
         return f"{place}: nothing arrived there, the values are all zero"
     if lost == [r]:
         return f"{place}: rank {r}'s own values are missing"
     if len(lost) == e.n - 1 and r not in lost:
         return f"{place}: only its own values, those of {show.ranks(lost)} are missing"
+    if len(had) == 1:
+        return f"{place}: only the values of {show.ranks(had)}, nothing is added to them"
     return f"{place}: the values of {show.ranks(lost)} are missing"
 
 
@@ -66,10 +69,7 @@ def partial_sums(e: Evidence) -> str | None:
         return None
     _, row, place = _first_row(e)
     counted = ", ".join(f"rank {j}'s {_count(c)}" for j, c in enumerate(row) if c != 1)
-    return (
-        f"{place}: a sum, but of the wrong shares: {counted}. That happens when a partial sum goes out in place of a "
-        "rank's own share, or is added into a chunk that is sent again"
-    )
+    return f"{place}: a sum, but of the wrong shares: {counted}"
 
 
 @signature
@@ -91,7 +91,10 @@ def mixed_chunks(e: Evidence) -> str | None:
             return None
     r = e.wrong[-1]
     pick = picks[((sums - e.observed[r].flatten().double()).abs() <= bound).all(1).float().argmax()].tolist()
-    taken = show.listing(f"chunk {c} of rank {j}" for j, c in enumerate(pick) if c < e.n)
+    by_chunk = {c: [j for j in range(e.n) if pick[j] == c] for c in dict.fromkeys(pick) if c < e.n}
+    taken = show.listing(f"chunk {c} of {show.ranks(ranks)}" for c, ranks in by_chunk.items())
+    if sum(map(len, by_chunk.values())) == 1:
+        taken += " alone: nothing is added to it"
     return f"rank {r} should hold chunk {r} of every rank, added; it holds {taken}"
 
 

@@ -29,8 +29,16 @@ def unchanged_input(e: Evidence) -> str | None:
     if not e.on_ranks:
         return "the answer returned its input unchanged"
     if len(e.wrong) == e.n:
-        return "every rank returned its input unchanged: nothing came in from the others"
-    return f"{show.ranks(e.wrong)} returned {_its(e.wrong)} input unchanged: nothing came in from the others there"
+        return "every rank returned its input unchanged"
+    return f"{show.ranks(e.wrong)} returned {_its(e.wrong)} input unchanged{_came_in(e)}"
+
+
+def _came_in(e: Evidence) -> str:
+    """What the messages say of ranks whose value is their input."""
+    if e.messages is None or not any(e.messages):
+        return ""
+    numbers = [sum(m.kind == "recv" for m in e.messages[r]) for r in e.wrong]
+    return "" if any(numbers) else ": no message came in there"
 
 
 @signature
@@ -77,11 +85,22 @@ def not_finite(e: Evidence) -> str | None:
         bad = ~e.observed[r].isfinite() & e.expected[r].isfinite()
         if bad.any():
             where = bad.flatten().nonzero().flatten()
-            return (
-                f"{who(e, r)}, {elements(where)}: {e.observed[r].flatten()[where[0]].item()}. That is what a buffer "
-                "made by `torch.empty` holds until it is written: is it read too early, or a chunk never filled in?"
-            )
+            value = e.observed[r].flatten()[where[0]].item()
+            holds = "" if value == value else ". That is what a buffer made by `torch.empty` holds until it is written"
+            return f"{who(e, r)}, {elements(where)}{_chunks(e, r, where)}: {value}{holds}"
     return None
+
+
+def _chunks(e: Evidence, rank: int, where: Tensor) -> str:
+    """The elements as chunks of the value, where they are whole ones: " (its own chunk)"."""
+    size = e.expected[rank].numel()
+    if not e.on_ranks or size % e.n or len(where) == size:
+        return ""
+    k = size // e.n
+    found = sorted({int(i) // k for i in where})
+    if len(found) * k != len(where):
+        return ""
+    return " (its own chunk)" if found == [rank] else f" (chunk{'s' * (len(found) > 1)} {show.listing(found)})"
 
 
 @signature

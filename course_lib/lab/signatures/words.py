@@ -53,8 +53,9 @@ def place(e: Evidence, rank: int, where: Tensor) -> str:
     return f"rank {rank}{part}" if len(where) == e.expected[rank].numel() else f"rank {rank}{part}, {elements(where)}"
 
 
-def first_difference(e: Evidence) -> str:
-    r = e.wrong[0]
+def first_difference(e: Evidence, rank: int | None = None) -> str:
+    """An element that is wrong: the first, on the first wrong rank or on `rank`."""
+    r = e.wrong[0] if rank is None else rank
     got, want = e.observed[r], e.expected[r]
     if not e.comparable:
         return f"{who(e, r)} returned {kind(got)}, not {kind(want)}"
@@ -62,7 +63,5 @@ def first_difference(e: Evidence) -> str:
     index = tuple(int(k) for k in torch.unravel_index(torch.tensor(i), want.shape)) if want.dim() > 1 else i
     element = f", element {index}" if want.dim() else ""
     part = f", {e.where}" if e.where else ""
-    have, need = (show.number(t.flatten()[i].item()) for t in (got, want))
-    if have == need:
-        have, need = (repr(t.flatten()[i].item()) for t in (got, want))
+    have, need = show.apart(*(t.flatten()[i].item() for t in (got, want)))
     return f"{who(e, r)}{part}{element}: {have}, it should be {need}"

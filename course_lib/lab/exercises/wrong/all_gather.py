@@ -75,3 +75,67 @@ def by_gloo(chunk: Tensor) -> Tensor:
     parts = [torch.empty_like(chunk) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, chunk)
     return torch.cat(parts)
+
+
+def one_step_too_many(chunk: Tensor) -> Tensor:
+    rank, n = rank_and_size()
+    left, right = neighbours()
+    gathered = chunk.new_empty(n, chunk.numel())
+    gathered[rank] = chunk
+    for step in range(n):
+        incoming = torch.empty_like(chunk)
+        send_recv(gathered[(rank - step) % n], right, incoming, left)
+        gathered[(rank - step - 1) % n] = incoming
+    return gathered.flatten()
+
+
+def without_its_own(chunk: Tensor) -> Tensor:
+    rank, n = rank_and_size()
+    left, right = neighbours()
+    gathered, passing = chunk.new_empty(n, chunk.numel()), chunk
+    for step in range(n - 1):
+        passing = send_recv(passing, right, gathered[(rank - step - 1) % n], left)
+    return gathered.flatten()
+
+
+def from_an_empty_row(chunk: Tensor) -> Tensor:
+    rank, n = rank_and_size()
+    left, right = neighbours()
+    gathered = chunk.new_empty(n, chunk.numel())
+    for step in range(n - 1):
+        send_recv(gathered[(rank - step) % n], right, gathered[(rank - step - 1) % n], left)
+    return gathered.flatten()
+
+
+def into_its_own_row(chunk: Tensor) -> Tensor:
+    rank, n = rank_and_size()
+    left, right = neighbours()
+    gathered, passing = chunk.new_empty(n, chunk.numel()), chunk
+    gathered[rank] = chunk
+    for _ in range(n - 1):
+        incoming = torch.empty_like(chunk)
+        send_recv(passing, right, incoming, left)
+        gathered[rank] = passing = incoming
+    return gathered.flatten()
+
+
+def to_everybody(chunk: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+    rank, n = rank_and_size(group)
+    gathered = chunk.new_empty(n, chunk.numel())
+    gathered[rank] = chunk
+    others = [peer for peer in range(n) if peer != rank]
+    works = [dist.irecv(gathered[peer], group=group, group_src=peer) for peer in others]
+    works += [dist.isend(chunk, group=group, group_dst=peer) for peer in others]
+    for work in works:
+        work.wait()
+    return gathered.flatten()
+
+
+def without_group(chunk: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+    rank, n = rank_and_size(group)
+    left, right = neighbours(group)
+    gathered = chunk.new_empty(n, chunk.numel())
+    gathered[rank] = chunk
+    for step in range(n - 1):
+        send_recv(gathered[(rank - step) % n], right, gathered[(rank - step - 1) % n], left)
+    return gathered.flatten()

@@ -145,3 +145,111 @@ def killed(x: Tensor) -> Tensor:
 
 def raising(x: Tensor) -> Tensor:
     return _sum(x) / (1 // dist.get_rank())
+
+
+def _steps(x: Tensor) -> tuple[Tensor, list[Tensor], list[tuple[bool, int, int]]]:
+    """(total, its chunks, the steps of the right ring: whether to add, which chunk to send, which comes in)"""
+    rank, n = rank_and_size()
+    total = x.clone()
+    steps = [(step < n - 1, (rank - 1 - step) % n, (rank - 2 - step) % n) for step in range(2 * (n - 1))]
+    return total, split(total.view(-1), n), steps
+
+
+def buffer_of_the_first_size(x: Tensor) -> Tensor:
+    left, right = neighbours()
+    total, chunks, steps = _steps(x)
+    for adding, send, receive in steps:
+        incoming = torch.empty_like(chunks[0])
+        send_recv(chunks[send], right, incoming, left)
+        chunks[receive].copy_(chunks[receive] + incoming if adding else incoming)
+    return total
+
+
+def buffer_of_the_sent_size(x: Tensor) -> Tensor:
+    left, right = neighbours()
+    total, chunks, steps = _steps(x)
+    for adding, send, receive in steps:
+        incoming = torch.empty_like(chunks[send])
+        send_recv(chunks[send], right, incoming, left)
+        chunks[receive].copy_(chunks[receive] + incoming if adding else incoming)
+    return total
+
+
+def rebinding(x: Tensor) -> Tensor:
+    left, right = neighbours()
+    total, chunks, steps = _steps(x)
+    for adding, send, receive in steps:
+        incoming = torch.empty_like(chunks[receive])
+        send_recv(chunks[send], right, incoming, left)
+        chunks[receive] = chunks[receive] + incoming if adding else incoming
+    return total
+
+
+def rebinding_at_last(x: Tensor) -> Tensor:
+    left, right = neighbours()
+    total, chunks, steps = _steps(x)
+    for adding, send, receive in steps:
+        incoming = torch.empty_like(chunks[receive])
+        send_recv(chunks[send], right, incoming, left)
+        if adding:
+            chunks[receive] += incoming
+        else:
+            chunks[receive] = incoming
+    return total
+
+
+def skipping_empty_chunks(x: Tensor) -> Tensor:
+    left, right = neighbours()
+    total, chunks, steps = _steps(x)
+    for adding, send, receive in steps:
+        if not chunks[receive].numel():
+            continue
+        incoming = torch.empty_like(chunks[receive])
+        send_recv(chunks[send], right, incoming, left)
+        chunks[receive].copy_(chunks[receive] + incoming if adding else incoming)
+    return total
+
+
+def gathering_from_another_chunk(x: Tensor) -> Tensor:
+    rank, n = rank_and_size()
+    left, right = neighbours()
+    total, chunks, _ = _steps(x)
+    for first, adding in ((rank - 1, True), (rank - 1, False)):
+        for step in range(n - 1):
+            incoming = torch.empty_like(chunks[(first - step - 1) % n])
+            send_recv(chunks[(first - step) % n], right, incoming, left)
+            if adding:
+                chunks[(first - step - 1) % n] += incoming
+            else:
+                chunks[(first - step - 1) % n].copy_(incoming)
+    return total
+
+
+def never_adding(x: Tensor) -> Tensor:
+    n = dist.get_world_size()
+    total = x.clone()
+    return _ring_sum(total, split(total.view(-1), n), 0, 2 * (n - 1))
+
+
+def one_step_too_many(x: Tensor) -> Tensor:
+    n = dist.get_world_size()
+    total = x.clone()
+    return _ring_sum(total, split(total.view(-1), n), n - 1, n)
+
+
+def adding_too_short(x: Tensor) -> Tensor:
+    n = dist.get_world_size()
+    total = x.clone()
+    return _ring_sum(total, split(total.view(-1), n), n - 2, n)
+
+
+def without_group(x: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+    rank, n = rank_and_size(group)
+    left, right = neighbours(group)
+    total = x.clone()
+    chunks = split(total.view(-1), n)
+    for step in range(2 * (n - 1)):
+        send, receive = (rank - 1 - step) % n, (rank - 2 - step) % n
+        incoming = send_recv(chunks[send], right, torch.empty_like(chunks[receive]), left)
+        chunks[receive].copy_(chunks[receive] + incoming if step < n - 1 else incoming)
+    return total

@@ -41,3 +41,13 @@ def through_the_ends(sizes: Tensor, seconds: Tensor) -> tuple[float, float]:
 
 def without_alpha(sizes: Tensor, seconds: Tensor) -> tuple[float, float]:
     return seconds.min().item(), (seconds / sizes).mean().item()
+
+
+def right_side_not_divided(sizes: Tensor, seconds: Tensor) -> tuple[float, float]:
+    system = torch.stack([1 / seconds, sizes / seconds], dim=1)
+    alpha, beta = torch.linalg.lstsq(system, seconds).solution
+    return alpha.item(), beta.item()
+
+
+def least_and_largest(sizes: Tensor, seconds: Tensor) -> tuple[float, float]:
+    return seconds[0].item(), (seconds[-1] / sizes[-1]).item()

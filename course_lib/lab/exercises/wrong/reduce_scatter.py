@@ -151,3 +151,126 @@ def leftover_raise(x: Tensor) -> Tensor:
     chunks += 1
     # YOUR CODE (about 5 lines)
     raise NotImplementedError
+
+
+def one_step_too_many(x: Tensor) -> Tensor:
+    rank, n = rank_and_size()
+    return _ring_reduce(x, (rank - 1) % n, n)
+
+
+def three_steps(x: Tensor) -> Tensor:
+    rank, n = rank_and_size()
+    return _ring_reduce(x, (rank - 1) % n, 3)
+
+
+def own_share_in_each_message(x: Tensor) -> Tensor:
+    rank, n = rank_and_size()
+    left, right = neighbours()
+    chunks = equal_chunks(x, n)
+    total = chunks[rank].clone()
+    for _ in range(1, n):
+        incoming = torch.empty_like(total)
+        send_recv(chunks[rank], right, incoming, left)
+        total += incoming
+    return total
+
+
+def into_its_input(x: Tensor) -> Tensor:
+    _, n = rank_and_size()
+    left, right = neighbours()
+    chunks = equal_chunks(x, n)
+    partial = chunks[left]
+    for _ in range(1, n):
+        incoming = torch.empty_like(partial)
+        send_recv(partial, right, incoming, left)
+        partial += incoming
+    return partial
+
+
+def never_adding(x: Tensor) -> Tensor:
+    _, n = rank_and_size()
+    left, right = neighbours()
+    partial = equal_chunks(x, n)[left].clone()
+    for _ in range(1, n):
+        incoming = torch.empty_like(partial)
+        send_recv(partial, right, incoming, left)
+        partial = incoming
+    return partial
+
+
+def to_the_left(x: Tensor) -> Tensor:
+    _, n = rank_and_size()
+    left, right = neighbours()
+    chunks = equal_chunks(x, n)
+    partial = chunks[left].clone()
+    for step in range(1, n):
+        incoming = torch.empty_like(partial)
+        send_recv(partial, left, incoming, right)
+        partial = incoming + chunks[(left - step) % n]
+    return partial
+
+
+def another_row(x: Tensor) -> Tensor:
+    rank, n = rank_and_size()
+    left, right = neighbours()
+    chunks = equal_chunks(x, n).clone()
+    for step in range(1, n):
+        incoming = torch.empty_like(chunks[0])
+        send_recv(chunks[(rank - step) % n], right, incoming, left)
+        chunks[(rank - step - 1) % n] += incoming
+    return chunks[right]
+
+
+def from_the_right(x: Tensor) -> Tensor:
+    _, n = rank_and_size()
+    left, right = neighbours()
+    chunks = equal_chunks(x, n)
+    partial = chunks[left].clone()
+    for step in range(1, n):
+        incoming = torch.empty_like(partial)
+        sending = dist.isend(partial, right)
+        dist.recv(incoming, right)
+        sending.wait()
+        partial = incoming + chunks[(left - step) % n]
+    return partial
+
+
+def in_one_tensor(x: Tensor) -> Tensor:
+    _, n = rank_and_size()
+    left, right = neighbours()
+    chunks = equal_chunks(x, n)
+    partial = chunks[left].clone()
+    for step in range(1, n):
+        send_recv(partial, right, partial, left)
+        partial += chunks[(left - step) % n]
+    return partial
+
+
+def arguments_in_another_order(x: Tensor) -> Tensor:
+    _, n = rank_and_size()
+    left, right = neighbours()
+    partial = equal_chunks(x, n)[left].clone()
+    incoming = torch.empty_like(partial)
+    send_recv(partial, incoming, right, left)
+    return incoming
+
+
+def without_stepping(x: Tensor) -> Tensor:
+    _, n = rank_and_size()
+    left, right = neighbours()
+    partial, step = equal_chunks(x, n)[left].clone(), 1
+    while step < n:
+        send_recv(partial, right, torch.empty_like(partial), left)
+    return partial
+
+
+def without_group(x: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+    _, n = rank_and_size(group)
+    left, right = neighbours(group)
+    chunks = equal_chunks(x, n)
+    partial = chunks[left].clone()
+    for step in range(1, n):
+        incoming = torch.empty_like(partial)
+        send_recv(partial, right, incoming, left)
+        partial = incoming + chunks[(left - step) % n]
+    return partial
