@@ -13,9 +13,11 @@ import argparse
 import json
 import logging
 import os
+import re
 import signal
 import sys
 import tempfile
+import textwrap
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -73,12 +75,20 @@ def run(source: Path, report: Path, root: Path, env: dict[str, str]) -> str | No
         if meant_to_fail(report, error.cell_index):
             return None
         first_line = (error.evalue.strip().splitlines() or [""])[0]
-        return f"Cell {error.exec_count} failed: {error.ename}: {first_line}"
+        return f"Cell {error.exec_count}{exercise_in(error.source)} failed: {error.ename}: {first_line}"
     except CellTimeoutError:
         return f"A cell ran longer than {CELL_SECONDS} s and was ended."
     except DeadKernelError:
         return "The notebook's kernel died; a process that is out of memory ends so."
     return None
+
+
+def exercise_in(source: str) -> str:
+    """ " (exercise ring_all_gather)" for a cell in which one is written."""
+    from course_lib.lab.exercise import all_exercises
+
+    written = [name for name in re.findall(r"^(?:def|class) +(\w+)", source, re.MULTILINE) if name in all_exercises()]
+    return f" (exercise {written[0]})" if written else ""
 
 
 def meant_to_fail(report: Path, index: int) -> bool:
@@ -111,9 +121,18 @@ def write_html(notebook: Path) -> Path:
 
 
 def summary(data: dict[str, Any], names: list[str]) -> list[str]:
-    """A run's progress `data` in lines: the state of each exercise called in `names`, and each figure measured."""
+    """A run's progress `data` in lines: the state of each exercise called in `names`, and each figure measured.
+
+    Under an exercise that is not passed yet stands what its check said.
+    """
     states = {name: data["exercises"].get(name, {}).get("state", "not attempted") for name in names}
-    lines = [f"  {state:14} {name}" for name, state in states.items()]
+    lines = []
+    for name, state in states.items():
+        lines.append(f"  {state:14} {name}")
+        if message := data["exercises"].get(name, {}).get("message"):
+            lines += textwrap.wrap(
+                message.removeprefix("Not yet. "), 100, initial_indent=17 * " ", subsequent_indent=17 * " "
+            )
     if names:
         lines.insert(0, f"Exercises: {list(states.values()).count('passed')} of {len(names)} passed")
     if data["figures"]:
@@ -132,7 +151,7 @@ def fold(data: dict[str, Any]) -> None:
     """Add what one run recorded, `data`, to the learner's own progress."""
     for name, entry in data["exercises"].items():
         if entry.get("state", "not attempted") != "not attempted":
-            progress.record_attempt(name, entry["state"], entry.get("seconds"))
+            progress.record_attempt(name, entry["state"], entry.get("seconds"), entry.get("message", ""))
     for name, fields in data["figures"].items():
         progress.record("figures", name, **fields)
 

@@ -1,4 +1,4 @@
-"""`lab.hint(name)`: one rung of the ladder at a time, from a nudge to the solution."""
+"""`lab.hint(name)`: one more rung of the ladder each time, from a nudge to the solution."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from course_lib.lab.exercise import Exercise, find
 
 
 def hint(name: str | Callable) -> None:
-    """Show the next hint of an exercise; call again for the next, the last is the solution. How many were used is kept.
+    """Show the hints of an exercise so far and one more; the last is the solution. How many were used is kept.
 
     name: the exercise's name, or the function itself. A hint whose first line ends in ":" is a sentence and a drawing.
     """
@@ -18,15 +18,17 @@ def hint(name: str | Callable) -> None:
     rung = min(used + 1, rungs)
     if rung > used:
         progress.record("exercises", exercise.name, hints=rung)
-    show.put(_solution(exercise) if rung == rungs else _rung(exercise, rung))
+    for number in range(1, rung + 1):
+        show.put(_rung(exercise, number, rungs, last=number == rung))
 
 
-def _solution(exercise: Exercise) -> show.Message:
-    return show.Message("hint", "The solution, as the library has it.", code=attempt.library_source(exercise))
-
-
-def _rung(exercise: Exercise, rung: int) -> show.Message:
-    last = len(exercise.hints)
+def _rung(exercise: Exercise, rung: int, rungs: int, last: bool) -> show.Message:
+    """One rung. last: nothing is shown after it, so it says what another call does."""
+    name = f"Hint {rung} of {rungs}."
+    if rung == rungs:
+        return show.Message(
+            "hint", f"{name} The solution, as the library has it.", code=attempt.library_source(exercise)
+        )
     text, colon, drawing = exercise.hints[rung - 1].partition(":\n")
-    more = "One more call shows the solution." if rung == last else "Call again for the next."
-    return show.Message("hint", f"Hint {rung} of {last}. {text}{colon.strip()}", [more], drawing)
+    more = "One more call shows the solution." if rung == rungs - 1 else "Call again for the next."
+    return show.Message("hint", f"{name} {text}{colon.strip()}", [more] if last else [], drawing)

@@ -8,7 +8,7 @@ import os
 from course_lib.doctor import facts, options
 from course_lib.lab import progress
 
-SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1, ""), (1e-3, "m"), (1e-6, "u"), (1e-9, "n"))
+SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n"))
 SCALED_UNITS = ("s", "B", "B/s", "FLOP/s", "FLOP")  # the others ("", "%", "steps") are shown as they are
 
 _lab = ""  # the lab this kernel has started: a figure belongs to it
@@ -40,7 +40,7 @@ def figure(name: str, value: float, unit: str = "") -> None:
 
 
 def readable(value: float, unit: str = "") -> str:
-    """A figure for people: readable(52e-6, "s") is "52 us", readable(0.5, "") is "0.5"."""
+    """A figure for people: readable(52e-6, "s") is "52 µs", readable(0.5, "") is "0.5"."""
     scale, prefix = 1.0, ""
     if unit in SCALED_UNITS and value:
         scale, prefix = next((s for s in SCALES if abs(value) >= s[0]), SCALES[-1])

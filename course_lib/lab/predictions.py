@@ -14,7 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from course_lib.lab import progress, show
+from course_lib.lab import machine, progress, show
+
+SECONDS = {"µs": 1e-6, "ms": 1e-3}
 
 
 @dataclass
@@ -66,9 +68,11 @@ def compare(guess: float | str | None, value: float | str, unit: str = "") -> st
     """The guess against the value: "You guessed 32 MB: 3 times too small." """
     if guess is None:
         return "You made no guess."
+    if isinstance(guess, str) and not isinstance(value, str):
+        guess = guess if (number := parse(guess)) is None else number
     said = f"You guessed {_said(guess, unit)}"
     if isinstance(value, str) or isinstance(guess, str):
-        return f"{said}: right." if guess == value else f"{said}."
+        return f"{said}: right." if guess == value else f"{said}: wrong."
     if guess == value:
         return f"{said}: right."
     off = abs(guess - value)
@@ -83,7 +87,11 @@ def compare(guess: float | str | None, value: float | str, unit: str = "") -> st
 
 
 def _said(value: float | str, unit: str) -> str:
-    return f"{value if isinstance(value, str) else show.number(value)} {unit}".strip()
+    if isinstance(value, str):
+        return value
+    if unit in SECONDS and abs(value) >= 1000:  # "10.9 ms" for 10930 µs
+        return machine.readable(value * SECONDS[unit], "s")
+    return f"{show.number(value)} {unit}".strip()
 
 
 def parse(text: str) -> float | None:

@@ -114,7 +114,7 @@ def test_a_dead_kernel_is_named_and_keeps_the_report(built, capsys):
 def test_the_exit_code_and_the_learners_progress_follow_the_answers(built, capsys, own_progress, state, code):
     put(built, RECORD.format(state=state))
     assert headless.main(["lab9"], built) == code
-    assert "  alpha: 52 us" in capsys.readouterr().out
+    assert "  alpha: 52 µs" in capsys.readouterr().out
     kept = json.loads(own_progress.read_text(encoding="utf-8"))
     assert kept["figures"]["alpha"]["value"] == 52e-6
     assert kept["exercises"].get("ours", {}).get("state", "not attempted") == state

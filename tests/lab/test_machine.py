@@ -39,7 +39,7 @@ def test_a_figure_is_printed_and_kept_with_its_unit_and_lab(capsys, own_progress
     machine.start("lab0")
     capsys.readouterr()
     machine.figure("alpha", 52e-6, "s")
-    assert capsys.readouterr().out == "alpha: 52 us\n"
+    assert capsys.readouterr().out == "alpha: 52 µs\n"
     kept = json.loads(own_progress.read_text(encoding="utf-8"))["figures"]
     assert kept == {"alpha": {"value": 52e-6, "unit": "s", "lab": "lab0"}}
 
@@ -53,7 +53,7 @@ def test_a_figure_that_is_no_number_is_refused(value):
 @pytest.mark.parametrize(
     "value, unit, text",
     [
-        (52e-6, "s", "52 us"),
+        (52e-6, "s", "52 µs"),
         (1.5, "s", "1.5 s"),
         (0.0, "s", "0 s"),
         (-2e-3, "s", "-2 ms"),

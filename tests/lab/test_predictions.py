@@ -34,13 +34,19 @@ def test_a_guess_is_kept_with_the_answer(own_progress, capsys):
         (0, 96, "96 MB too small."),
         (5, 0, "5 MB too large."),
         (-96, 96, "192 MB too small."),
-        ("ring", "ring", "You guessed ring MB: right."),
-        ("tree", "ring", "You guessed tree MB."),
+        ("ring", "ring", "You guessed ring: right."),
+        ("tree", "ring", "You guessed tree: wrong."),
+        ("13", 13, "You guessed 13 MB: right."),
         (None, 96, "You made no guess."),
     ],
 )
 def test_comparison(guess, value, words):
     assert predictions.compare(guess, value, "MB").endswith(words)
+
+
+def test_a_long_time_has_a_unit_that_fits(own_progress, capsys):
+    lab.reveal(lab.predict("a message", "µs"), 10930.2)
+    assert "a message: 10.9 ms." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
