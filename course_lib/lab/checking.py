@@ -121,7 +121,8 @@ def _run(fn: Callable, *args: Any, **options: Any) -> tuple[Exception | None, An
 def _not_yet(exercise: Exercise, answer: Callable, findings: Findings, reports: dict[int, Any]) -> Verdict:
     failing = findings.first()
     pattern, told = "", ""
-    if exercise.on_ranks and (failing in findings.values or failing in findings.stopped):
+    judged = failing in findings.values or failing in findings.stopped and "endless_loop" not in failing.names
+    if exercise.on_ranks and judged:
         pattern, told = describe(findings.records)
     # A pattern of right and wrong values has its causes; what stopped an answer has others.
     names = [pattern, *failing.names] if failing in findings.values else failing.names

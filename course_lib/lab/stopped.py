@@ -79,7 +79,10 @@ def explain_hang(states: list[State], tapes: list[list[Message]]) -> tuple[str, 
         s = running[0]
         at = f" at line {s.line}: `{s.text}`" if s.line else ""
         who = f"rank {s.rank}" if len(states) > 1 else "the answer"
-        return "endless_loop", f"no end after some seconds: {who} is still running{at}. Does this loop end?"
+        return (
+            "endless_loop",
+            f"no end after some seconds: {who} is still running{at}. Is there a loop without an end, or is it slow?",
+        )
     one_line = len(waiting) > 1 and len({s.line for s in waiting}) == 1 and bool(waiting[0].line)
     told = "; ".join(_told(s, not one_line) for s in waiting)
     if done:
@@ -169,7 +172,7 @@ def _raised(report: spmd.RankReport, answer: Callable, who: str) -> tuple[str, s
     if isinstance(report.error, Outside):
         return "leaves_the_group", f"{who} has {report.error}{at}"
     text = without_native(report.error_text).strip() or f"{report.error_text.partition(':')[0]} inside torch"
-    return "raises", f"{who} raised {text}{at}"
+    return "raises", f"{who} raised {text.removesuffix('.')}{at}"
 
 
 def _death(code: int | None) -> str:

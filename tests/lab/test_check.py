@@ -226,7 +226,7 @@ def test_a_pure_function():
     assert str(examine(PURE, right).message) == "Passed."
     told = reject(lambda rank, width: (rank % width, rank // width), "the answer", PURE).message.text
     assert told == "Not yet. rank 7, 2 columns: the answer, item 0: 1, it should be 3."
-    reject(endless, "Does this loop end?", PURE)
+    reject(endless, "Is there a loop without an end", PURE)
     reject(lambda rank, width: None, "Is a `return` missing?", PURE)
 
 

@@ -103,6 +103,18 @@ def test_a_cell_that_is_meant_to_fail_is_no_failure(built, capsys):
     assert capsys.readouterr().err.splitlines()[-1] == "Cell 2 failed: KeyError: "
 
 
+def test_an_exercise_that_is_no_python_is_named(built, capsys):
+    put(built, "x = 1", "def all_reduce(x)\n    return x")
+    assert headless.main(["lab9"], built) == 1
+    assert capsys.readouterr().err.splitlines()[-1].startswith("Cell 2 (exercise all_reduce) failed: SyntaxError: ")
+
+
+def test_an_answer_that_is_not_right_yet_is_told_why():
+    said = "Not yet. 4 ranks, x = 8 elements: no rank sent a message."
+    lines = headless.summary({"exercises": {"ours": {"state": "not yet", "message": said}}, "figures": {}}, ["ours"])
+    assert lines[1:] == ["  not yet        ours", f"{'':17}4 ranks, x = 8 elements: no rank sent a message."]
+
+
 def test_a_dead_kernel_is_named_and_keeps_the_report(built, capsys):
     put(built, "print('before')", "import os\nos._exit(3)")
     assert headless.main(["lab9"], built) == 1

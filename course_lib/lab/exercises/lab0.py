@@ -159,7 +159,7 @@ RING_REDUCE_SCATTER = Exercise(
         Wrong(reduce_scatter.without_return, "Is a `return` missing?"),
         Wrong(reduce_scatter.by_gloo, "torch did the work"),
         Wrong(reduce_scatter.by_library, "This calls the library's `ring_reduce_scatter`"),
-        Wrong(reduce_scatter.endless, "Does this loop end?"),
+        Wrong(reduce_scatter.endless, "Is there a loop without an end"),
         Wrong(reduce_scatter.leftover_raise, "Delete that line"),
         Wrong(reduce_scatter.one_step_too_many, "ach rank sends n messages; the library's version, n - 1."),
         Wrong(reduce_scatter.three_steps, "Right on 4 ranks, wrong on 2 and 3."),
