@@ -95,8 +95,9 @@ def judge_case(
     if None not in numbers:
         findings.history.setdefault(n, numbers)
     inputs = [exercise.arguments(index, rank, n) for rank in range(n)]
+    sizes = meetings.unequal_sizes(tapes, quote)
     facts = {"messages": tapes, "library": library, "history": dict(findings.history), "quote": quote}
-    findings.records.append(record(right=_judge_values(exercise, n, case, where, seen, inputs, facts, findings)))
+    findings.records.append(record(right=_judge_values(exercise, n, case, where, seen, inputs, facts, sizes, findings)))
     return True
 
 
@@ -117,12 +118,15 @@ def _judge_values(
     seen: list[trial.Seen],
     inputs: list[tuple],
     facts: dict[str, Any],
+    sizes: tuple[str, str] | None,
     findings: Findings,
 ) -> bool:
     """Note all that is wrong in one case. Returns whether the values are right."""
     calls, library = {c for s in seen for c in s.calls}, [c for s in seen for c in s.library]
     if found := costs.borrowed_work(calls, library, exercise.may_use):
         findings.borrowed.append(Failing(n, "", [found[0]], found[1]))
+    if calls - costs.FREE:  # what went by collectives is on no tape: messages alone would not tell enough
+        facts = facts | {"messages": None}
     changed = [[] if exercise.may_change else s.changed for s in seen]
     evidence = collect(
         n,
@@ -137,7 +141,6 @@ def _judge_values(
         **facts,
     )
     if evidence is not None:
-        sizes = meetings.unequal_sizes(facts["messages"], facts["quote"])
         told = signatures.Told([sizes[0]], sizes[1]) if sizes else signatures.tell(evidence, exercise.signatures)
         findings.values.append(Failing(n, where, told.names, told.sentence, told.details))
         return False

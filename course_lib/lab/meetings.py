@@ -28,13 +28,14 @@ class Pair:
 
 def pairs(tapes: list[list[Message]]) -> list[Pair]:
     """All pairs of ranks between which a message was sent or asked for."""
-
-    def of(rank: int, kind: str, peer: int) -> list[Message]:
-        return [m for m in tapes[rank] if m.kind == kind and m.peer == peer]
-
-    ranks = range(len(tapes))
-    found = [Pair(a, b, of(a, "send", b), of(b, "recv", a)) for a in ranks for b in ranks if a != b]
-    return [pair for pair in found if pair.sent or pair.asked]
+    found: dict[tuple[int, int], Pair] = {}
+    for rank, tape in enumerate(tapes):
+        for m in tape:
+            if m.peer is not None:
+                source, target = (rank, m.peer) if m.kind == "send" else (m.peer, rank)
+                pair = found.setdefault((source, target), Pair(source, target, [], []))
+                (pair.sent if m.kind == "send" else pair.asked).append(m)
+    return [found[key] for key in sorted(found)]
 
 
 def anybody(tapes: list[list[Message]]) -> bool:
