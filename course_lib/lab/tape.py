@@ -6,11 +6,9 @@ from which line, into which memory, and what came in. Judging is left to others 
 
 from __future__ import annotations
 
-import contextlib
 import marshal
 import os
 import sys
-import weakref
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,9 +18,10 @@ from types import FrameType
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import distributed_c10d as c10d
+
+from course_lib.spmd.record import installed
+from course_lib.spmd.report import Op
 
 MOST_MESSAGES = 2_000  # of one rank in one case: an endless loop must not fill the disk
 MOST_BYTES = 1 << 16  # of one message whose values are kept
@@ -59,37 +58,35 @@ class Outside(ValueError):
 
 
 class Tape:
-    """Writes down the messages of this rank. members: world ranks of the case's group. file: the answer's source."""
+    """Writes down the messages of this rank, of which the recorder of spmd tells it. members: world ranks of the case's
+    group. file: the answer's source.
+    """
 
     def __init__(self, path: Path, members: list[int], file: str) -> None:
         self._out = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._members, self._file = members, file
+        self._open: dict[int, tuple[int, Op, Tensor]] = {}  # by id of the call: its number, itself, its tensor
         self._begun = 0
-        self._open: weakref.WeakKeyDictionary[Any, tuple[int, Tensor]] = weakref.WeakKeyDictionary()
-        self.blocking = False
 
-    def begin(self, kind: str, tensor: Tensor, peer: int | None) -> int | None:
-        """Note a message that is about to begin. Returns its number. Raises Outside."""
+    def begins(self, op: Op, tensor: Tensor) -> None:
+        """Note a message that is about to begin. Raises Outside."""
         if not isinstance(tensor, Tensor):
-            return None  # torch will say so
-        if peer is not None and peer not in self._members:
+            return  # torch will say so, or it is a message of objects
+        kind = "send" if "send" in op.name else "recv"
+        if op.peer is not None and op.peer not in self._members:
             way = "to" if kind == "send" else "from"
-            raise Outside(f"a message {way} rank {peer}, which is not in the group of ranks {self._members}")
+            raise Outside(f"a message {way} rank {op.peer}, which is not in the group of ranks {self._members}")
         number, self._begun = self._begun, self._begun + 1
+        self._open[id(op)] = (number, op, tensor)
         start, size = tensor.data_ptr(), tensor.numel() * tensor.element_size()
-        within = None if peer is None else self._members.index(peer)
-        about = (kind, within, _line(self._file), tensor.numel(), start, start + size, self.blocking)
+        within = None if op.peer is None else self._members.index(op.peer)
+        blocking = op.name in ("send", "recv")
+        about = (kind, within, _line(self._file), tensor.numel(), start, start + size, blocking)
         self._write(number, "begin", about, str(tensor.dtype)[6:], *(_bytes(tensor) if kind == "send" else (0, b"")))
-        return number
 
-    def started(self, work: Any, number: int | None, tensor: Tensor) -> Any:
-        if work is not None:
-            self._open[work] = (number, tensor)
-        return work
-
-    def waited(self, work: Any) -> None:
-        if work in self._open:
-            number, tensor = self._open.pop(work)
+    def ended(self, op: Op) -> None:
+        if id(op) in self._open:
+            number, _, tensor = self._open.pop(id(op))
             self._write(number, "end", *_bytes(tensor))
 
     def _write(self, number: int, *event: Any) -> None:
@@ -115,61 +112,16 @@ def _line(file: str) -> int:
     return frame.f_lineno if frame else 0
 
 
-def _peer(peer: int | None, group_peer: int | None, group: Any) -> int | None:
-    """The world rank meant; torch takes it as such (`dst`), or counted within the group (`group_dst`)."""
-    if peer is not None or group_peer is None:
-        return peer
-    with contextlib.suppress(ValueError):
-        return dist.get_global_rank(group or dist.group.WORLD, group_peer)
-    return None  # torch will say what is wrong with it
-
-
 @contextmanager
 def record(path: Path, members: list[int], file: str) -> Iterator[None]:
-    """Write down what is sent and received meanwhile by this thread's isend, irecv, send and recv."""
-    tape, work_type = Tape(path, members, file), torch._C._distributed_c10d.Work
-    originals = {name: getattr(c10d, name) for name in ("isend", "irecv", "send", "recv")}
-    original_wait = work_type.wait
-
-    def isend(tensor: Tensor, dst: int | None = None, group: Any = None, tag: int = 0, group_dst: int | None = None):
-        number = tape.begin("send", tensor, _peer(dst, group_dst, group))
-        return tape.started(originals["isend"](tensor, dst, group, tag, group_dst), number, tensor)
-
-    def irecv(tensor: Tensor, src: int | None = None, group: Any = None, tag: int = 0, group_src: int | None = None):
-        number = tape.begin("recv", tensor, _peer(src, group_src, group))
-        return tape.started(originals["irecv"](tensor, src, group, tag, group_src), number, tensor)
-
-    def blocking(name: str):
-        def call(*args: Any, **kwargs: Any) -> Any:
-            tape.blocking = True
-            try:
-                return originals[name](*args, **kwargs)  # by isend or irecv, and a wait
-            finally:
-                tape.blocking = False
-
-        return call
-
-    def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original_wait(work, *args, **kwargs)
-        tape.waited(work)
-        return result
-
-    # Both modules: P2POp compares the function it is given with the one in distributed_c10d.
-    wrapped = {"isend": isend, "irecv": irecv, "send": blocking("send"), "recv": blocking("recv")}
-    _install(wrapped)
-    work_type.wait = wait
+    """Write down what this rank sends and receives meanwhile."""
+    tape, recorder = Tape(path, members, file), installed()
+    recorder.watchers.append(tape)
     try:
         yield
     finally:
-        _install(originals)
-        work_type.wait = original_wait
+        recorder.watchers.remove(tape)
         tape.close()
-
-
-def _install(functions: dict[str, Any]) -> None:
-    for name, function in functions.items():
-        setattr(dist, name, function)
-        setattr(c10d, name, function)
 
 
 def read(path: Path) -> list[Message]:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -59,6 +59,16 @@ class Traffic:
             self.received += size
 
 
+class Watcher(Protocol):
+    """Is told of every message of this process: `Recorder.watchers`."""
+
+    def begins(self, op: Op, tensor: torch.Tensor) -> None:
+        """A send or receive is about to begin. What this raises, the call raises."""
+
+    def ended(self, op: Op) -> None:
+        """It was waited for: by the call itself, or by the work's wait()."""
+
+
 class Recorder:
     """The traces of this process."""
 
@@ -76,6 +86,7 @@ class Recorder:
         self.failed: tuple[BaseException, Op] | None = None  # the last exception that came out of a call
         self.traffics: list[Traffic] = []
         self.messages = 0  # sends and receives begun so far
+        self.watchers: list[Watcher] = []
 
     @property
     def current(self) -> tuple[Op, Frame | None] | None:
@@ -119,11 +130,17 @@ class Recorder:
                 size = calls.nbytes(arguments.get(call.tensor))
                 for traffic in self.traffics:
                     traffic.add(op, size, call.sends)
+            watchers = self.watchers if op.point_to_point else ()
+            for watcher in watchers:
+                watcher.begins(op, arguments.get(call.tensor))
             work = self._in(op, None, function, args, kwargs)
             if isinstance(work, dist.Work):
                 self._pending[work] = op
                 if not op.point_to_point:
                     _span_when_done(work, op)
+            else:
+                for watcher in watchers:
+                    watcher.ended(op)
             return work
 
         return recorded
@@ -157,7 +174,10 @@ class Recorder:
             op = None if threading.get_ident() in self._active else self._pending.get(work)
             if op is None:
                 return wait(work, *args, **kwargs)
-            return self._in(op, _caller(), wait, (work, *args), kwargs)
+            done = self._in(op, _caller(), wait, (work, *args), kwargs)
+            for watcher in self.watchers if op.point_to_point else ():
+                watcher.ended(op)
+            return done
 
         return recorded
 
