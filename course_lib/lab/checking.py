@@ -156,12 +156,26 @@ def _passed(exercise: Exercise, answer: Callable, findings: Findings) -> Verdict
         findings.stopped.append(Failing(n, f"{n} ranks, {what}", [name], sentence))
         return _not_yet(exercise, answer, findings, {n: reports})
     timed = [report.result for report in reports]
+    if failing := _large_input(exercise, n, timed):
+        findings.values.append(failing)
+        return _not_yet(exercise, answer, findings, {n: reports})
     times = {name: timing.median_of_slowest(timed, name) for name in rivals}
     par = ", ".join(f"{name} {show.seconds(s)}" for name, s in times.items() if name != "yours")
     on = f"{what} on {n} ranks" if exercise.on_ranks else what
     text += f" {on[0].upper() + on[1:]}: {show.seconds(times['yours'])}, {par}.{_bytes(exercise, n, timed)}"
     verdict = Verdict(PASSED, show.Message(PASSED, text), seconds=times["yours"])
     return _with_timeline(exercise, answer, verdict, findings) if exercise.timeline or exercise.overlap else verdict
+
+
+def _large_input(exercise: Exercise, n: int, timed: list[timing.Timed]) -> Failing | None:
+    """What is wrong on the timed input, which is much larger than those of the cases."""
+    where = f"{n} ranks, {exercise.timing.what}" if exercise.on_ranks else exercise.timing.what
+    wrong = [rank for rank, t in enumerate(timed) if not t.right]
+    if wrong:
+        sentence = f"right on all small inputs, wrong on this large one: {show.ranks(wrong)} returned other values"
+        return Failing(n, where, ["small_inputs_only"], sentence)
+    found = costs.too_few_bytes(price_of(exercise, n, timed, [t.args for t in timed]))
+    return Failing(n, where, [found[0]], found[1]) if found else None
 
 
 def _bytes(exercise: Exercise, n: int, timed: list[timing.Timed]) -> str:

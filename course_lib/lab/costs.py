@@ -39,16 +39,23 @@ def changed_arguments(changed: list[list[int]]) -> tuple[str, str] | None:
     return None
 
 
+def too_few_bytes(e: Evidence) -> tuple[str, str] | None:
+    """Right values cannot come from nowhere: fewer bytes than any algorithm needs, and something else did the work."""
+    sent = sum(e.sent)
+    if sent >= e.total:
+        return None
+    if not sent:
+        told = "no rank sent a byte"
+    else:
+        told = f"all ranks together sent {show.size(sent)}, and that cannot be done with less than {show.size(e.total)}"
+    return "too_few_bytes", f"the values are right, but {told}: something else did the work. Use send and receive."
+
+
 def too_many_bytes(e: Evidence) -> tuple[str, str] | None:
     if e.least is None:
         return None
     rank = max(range(e.n), key=lambda r: e.sent[r] - e.least[r])
     sent, least = e.sent[rank], e.least[rank]
-    if sum(e.sent) == 0 and sum(e.least) > 0:
-        return (
-            "nothing_sent",
-            "the values are right, but no rank sent a byte: something else did the work. Use send and receive.",
-        )
     if sent <= least * SLACK:
         return None
     mine, theirs = e.history.get(e.n, (0, 0))

@@ -28,7 +28,7 @@ class Evidence:
         value is no sum of contributions.
     where: which part of the returned value this is: "" for the whole, "item 1", "`grad` of item 0".
     root, size: the case's root and tensor size, None where it has none.
-    sent, least: bytes by rank; least is None where the exercise sets no bound.
+    sent, least: bytes by rank; least is None where the exercise sets no bound. total: bytes all ranks together need.
     timeline: of the run, where time is the point. returned: the whole values that `observed` are parts of, if they are.
     messages, library: by rank, what the answer sent and asked for, and what the library's version did; None where it
         was not watched. history: by number of ranks so far, how many messages each rank sends, the answer's and the
@@ -46,6 +46,7 @@ class Evidence:
     size: int | None = None
     sent: list[int] = field(default_factory=list)
     least: list[int] | None = None
+    total: int = 0
     timeline: Any = None
     on_ranks: bool = True
     returned: list[Any] | None = None

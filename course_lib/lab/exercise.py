@@ -140,6 +140,8 @@ class Exercise(Task):
     may_use: collectives of torch.distributed that it may call. All others are gloo doing the work.
     least_bytes(n, rank, args): bytes this rank must send at least, or hand to collectives of torch, padding to full
         chunks allowed for. least_of: who cannot do with less, where that is not everybody ("the least a tree can").
+    least_total(n, args of rank 0): bytes that all ranks together cannot do without, by any algorithm: who sends fewer
+        has not done the work.
     ring: on three ranks or more, each sends to one other alone.
     timeline: show the learner's, of the timed call. overlap: communication must overlap computation there.
     """
@@ -155,6 +157,7 @@ class Exercise(Task):
     signatures: Sequence[Callable] = ()
     may_use: frozenset[str] = frozenset()
     least_bytes: Callable[[int, int, tuple], int] | None = None
+    least_total: Callable[[int, tuple], int] | None = None
     least_of: str = "the least possible"
     ring: bool = False
     timeline: bool = False

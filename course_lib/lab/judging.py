@@ -147,6 +147,7 @@ def _judge_values(
     price = replace(price_of(exercise, n, seen, inputs), **facts)
     for found in (
         costs.changed_arguments(changed),
+        costs.too_few_bytes(price),
         costs.too_many_bytes(price),
         costs.no_ring(price) if exercise.ring else None,
     ):
@@ -158,7 +159,9 @@ def _judge_values(
 def price_of(exercise: Exercise, n: int, seen: list[Any], inputs: list[tuple]) -> Evidence:
     bound = exercise.least_bytes
     least = None if bound is None else [bound(n, rank, inputs[rank]) for rank in range(n)]
-    return Evidence(n, [], [], sent=[s.sent for s in seen], least=least)
+    something = int(sum(least or ()) > 0)  # where nothing more exact is known
+    total = something if exercise.least_total is None else exercise.least_total(n, inputs[0])
+    return Evidence(n, [], [], sent=[s.sent for s in seen], least=least, total=total)
 
 
 def where_of(exercise: Exercise, n: int, case: Case | None = None) -> str:

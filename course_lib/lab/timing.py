@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from course_lib import spmd
-from course_lib.lab.evidence import copy, shapes
+from course_lib.lab.evidence import copy, same, shapes
 from course_lib.lab.exercise import Task
 from course_lib.timeline import spans
 
@@ -21,35 +21,40 @@ ROUNDS, ENOUGH_S = 5, 1.5  # timed calls of each rival: this many, or what fits 
 
 @dataclass
 class Timed:
-    """Timing on one rank. seconds[name]: one per round. sent: bytes of the learner's answer, in one call with `args`,
-    of which the shapes are kept.
+    """Timing on one rank. seconds[name]: one per round. right: whether the learner's answer gives what the library's
+    does. sent: its bytes, in one call with `args`, of which the shapes are kept.
     """
 
     seconds: dict[str, list[float]]
+    right: bool
     sent: int
     args: tuple
 
 
 def time_rivals(answers: dict[str, Callable], task: Task) -> Timed:
-    """On each rank: the answers in turn, several rounds, so that a slow moment of the machine strikes all alike."""
+    """On each rank: the answers (the learner's, the library's, others) in turn, several rounds.
+
+    In turn, so that a slow moment of the machine strikes all alike.
+    """
     args = task.timing_arguments(dist.get_rank(), dist.get_world_size())
     start = time.perf_counter()
+    mine, reference, *rivals = answers.values()
     with spmd.traffic() as traffic:
-        task.call(answers[next(iter(answers))], *copy(args))  # the learner's is the first
-    for name, answer in answers.items():  # warm up; for the learner's the call above was it
-        if name != next(iter(answers)):
-            task.call(answer, *copy(args))
+        value = task.call(mine, *copy(args))
+    right = same(value, task.call(reference, *copy(args)))
+    for rival in rivals:  # warm up; the other two have by now
+        task.call(rival, *copy(args))
     slowest = torch.tensor(time.perf_counter() - start)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)  # the ranks must agree on the number of rounds
     seconds: dict[str, list[float]] = {name: [] for name in answers}
     for _ in range(max(1, min(ROUNDS, int(ENOUGH_S / slowest)))):
         for name, answer in answers.items():
-            mine = copy(args) if task.may_change else args
+            given = copy(args) if task.may_change else args
             dist.barrier()
             start = time.perf_counter()
-            task.call(answer, *mine)
+            task.call(answer, *given)
             seconds[name].append(time.perf_counter() - start)
-    return Timed(seconds, traffic.sent, shapes(args))
+    return Timed(seconds, right, traffic.sent, shapes(args))
 
 
 def call_once(answer: Callable, task: Task) -> None:

@@ -20,8 +20,18 @@ def test_bytes():
     too_many = Evidence(3, [], [], sent=[12] * 3, least=[8] * 3, history={2: (2, 1), 3: (3, 2)})
     assert costs.too_many_bytes(too_many)[1].startswith("right, but each rank sends n messages where n - 1 suffice: 12")
     assert "bytes it need not send" in price([12, 12], [12, 0])[1]
-    assert price([0, 0], [12, 12])[0] == "nothing_sent"
     assert price([0, 0], [0, 0]) is None
+
+
+def test_too_few_bytes():
+    def few(sent, total):
+        return costs.too_few_bytes(Evidence(len(sent), [], [], sent=sent, total=total))
+
+    assert few([12, 0], 12) is None
+    assert few([0, 0], 0) is None
+    assert few([0, 0], 1) == few([0, 0], 12)
+    assert "no rank sent a byte: something else did the work" in few([0, 0], 12)[1]
+    assert "together sent 2 bytes, and that cannot be done with less than 12 bytes" in few([1, 1], 12)[1]
 
 
 def test_borrowed_work():

@@ -58,6 +58,7 @@ TREE_BROADCAST = Exercise(
     may_change=True,
     # The root sends once in each round. Other trees load other ranks, but none of them more than that.
     least_bytes=lambda n, rank, args: ceil(log2(n)) * nbytes(args[0]),
+    least_total=lambda n, args: (n - 1) * nbytes(args[0]),
     least_of="the least a tree can",
     takes_group=True,
     timing=Timing(lambda rank, n, rng: (*large_vector(rank, n, rng), 0), "16 MB", {"gloo's own": gloo_broadcast}),
@@ -121,6 +122,7 @@ RING_REDUCE_SCATTER = Exercise(
     ],
     expected=reduce_scatter_expected,
     least_bytes=lambda n, rank, args: nbytes(args[0]) * (n - 1) // n,
+    least_total=lambda n, args: (n - 1) * nbytes(args[0]),
     takes_group=True,
     ring=True,
     timing=Timing(large_vector, "16 MB", {"gloo's own": gloo_reduce_scatter}),
@@ -201,6 +203,7 @@ RING_ALL_GATHER = Exercise(
     cases=[chunk_case(2), chunk_case(5), chunk_case(1, torch.int64)],
     expected=lambda inputs, n: [torch.cat([chunk for (chunk,) in inputs])] * n,
     least_bytes=lambda n, rank, args: (n - 1) * nbytes(args[0]),
+    least_total=lambda n, args: n * (n - 1) * nbytes(args[0]),
     takes_group=True,
     ring=True,
     timing=Timing(large_chunk, "16 MB", {"gloo's own": gloo_all_gather}),
@@ -266,6 +269,7 @@ ALL_REDUCE = Exercise(
     expected=lambda inputs, n: [sum(x for (x,) in inputs)] * n,
     # A ring of full chunks: (n - 1) of them to reduce, (n - 1) to gather.
     least_bytes=lambda n, rank, args: 2 * (n - 1) * ceil(args[0].numel() / n) * args[0].element_size(),
+    least_total=lambda n, args: 2 * (n - 1) * nbytes(args[0]),
     takes_group=True,
     timing=Timing(large_vector, "16 MB", {"gloo's own": gloo_all_reduce}),
     hints=[
@@ -302,6 +306,8 @@ ALL_REDUCE = Exercise(
         Wrong(all_reduce.flattened, "their arrangement is not"),
         Wrong(all_reduce.in_float, "it should stay int64"),
         Wrong(all_reduce.by_gloo, "This calls `dist.all_reduce`: torch did the work"),
+        Wrong(all_reduce.by_gloo_unseen, "that cannot be done with less than"),
+        Wrong(all_reduce.small_only, "right on all small inputs, wrong on this large one"),
         Wrong(all_reduce.exits, "called exit"),
         Wrong(all_reduce.killed, "killed by SIGKILL"),
         Wrong(all_reduce.raising, "raised ZeroDivisionError"),
