@@ -303,7 +303,7 @@ guess = lab.predict("time of a message of 4 bytes, here", unit="µs")
 
 
 # %%
-def message_times(sizes, repeats=15):
+def message_times(sizes, repeats=30):
     """Seconds of one message to the right and one from the left, for each size in bytes."""
     left, right = neighbours()
     seconds = []

@@ -105,7 +105,7 @@ def test_the_command(own_progress):
     assert "all_reduce" in run.stdout and f"Kept in {own_progress}." in run.stdout
 
 
-def test_the_figures_measured_stand_under_their_labs_exercises():
+def test_the_figures_measured_stand_under_their_labs_exercises(own_progress):
     progress.record("figures", "alpha", value=52e-6, unit="s", lab="lab0")
     progress.record("figures", "speed", value=3e9, unit="B/s", lab="another lab")
     table = progress.show()
