@@ -389,12 +389,12 @@ lab.reveal(large, min(names, key=lambda name: measured[name][-1]))
 
 # %% [markdown]
 # Look at the order first, then at the times. The order should be right: few steps win for small tensors, few bytes for
-# large ones. The times are not: unless your machine has a core for every rank, measured is several times slower than
-# predicted. What does the model leave out?
+# large ones. The times are another matter: where the ranks outnumber the cores, the tree may come near the model,
+# while the ring takes two or three times as long as predicted. What does the model leave out?
 #
-# It gives each rank a processor and a link of its own. You measured $\alpha$ and $\beta$ on two ranks; then more ranks
-# shared the same cores, and the "link" between them is memory copied by those very cores. So measure a message once
-# more, as the ring sends it: all ranks at once.
+# It gives each rank a processor and a link of its own. You measured $\alpha$ and $\beta$ on two ranks. In the tree few
+# ranks talk at the same time; in the ring all of them do, on the same cores, and the "link" between them is memory
+# copied by those very cores. So measure a message once more, as the ring sends it: all ranks at once.
 
 # %% tags=["nbval-ignore-output"]
 crowded = torch.stack(list(spmd.run(message_times, sizes.long().tolist(), ranks=RANKS))).max(0).values
@@ -404,10 +404,10 @@ lab.figure(f"1/beta: bandwidth of a link, {RANKS} ranks at once", 1 / beta_n, "B
 pictures.predicted_and_measured(lengths, by_the_model(alpha_n, beta_n), measured)
 
 # %% [markdown]
-# Nearer, where the ranks outnumber the cores. A model is as good as the numbers it is fed: $\alpha$ and $\beta$ belong
-# to a machine *and* to how many ranks talk at once. On a cluster it is the same with ranks that share a network card.
-# What is still missing: adding up what arrives, and waiting for the slowest rank, which on a busy machine is the
-# larger part. NCCL, too, chooses between ring and tree by a model of this kind.
+# Now the ring's line should pass nearer to its points, and the tree's above its own. A model is as good as the numbers
+# it is fed: $\alpha$ and $\beta$ belong to a machine *and* to how many ranks talk at once. On a cluster it is the same
+# with ranks that share a network card. What is still missing: adding up what arrives, and waiting for the slowest
+# rank. NCCL, too, chooses between ring and tree by a model of this kind.
 
 # %% [markdown]
 # ## 0.6 Folklore, put to the test
