@@ -81,7 +81,8 @@ lint: $(TEST_READY)
 	@$(PY) -m ruff check .
 
 bench: $(LABS_READY)
-	@$(PY) -m course_lib.bench
+	@$(PY) -m course_lib.bench spmd
+	@$(PY) -m course_lib.bench collectives
 
 # Installs nothing: it is asked when something does not work, which may be the setup.
 doctor:
