@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -249,7 +250,22 @@ def loses_its_peer_in_backward():
     loss.backward()
 
 
-@pytest.mark.parametrize("function", [hides_the_lost_peer, leaves_after_the_lost_peer, loses_its_peer_in_backward])
+def speaks_of_the_lost_peer_later():
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)  # here
+    lost = False
+    try:
+        dist.barrier()
+    except RuntimeError:
+        lost = True
+    if lost:  # outside of the handler: nothing ties this error to the first one
+        raise ValueError("no peer")
+
+
+@pytest.mark.parametrize(
+    "function",
+    [hides_the_lost_peer, leaves_after_the_lost_peer, loses_its_peer_in_backward, speaks_of_the_lost_peer_later],
+)
 def test_the_peers_of_a_killed_rank_are_not_blamed_whatever_they_raise(function):
     for _ in range(4):  # which of them is heard of first is a race
         with pytest.raises(spmd.RankError) as caught:
@@ -269,3 +285,20 @@ def test_a_message_larger_than_its_buffer_names_the_receive():
         spmd.run(message_too_large, ranks=2, timeout=SHORT, show=False)
     assert caught.value.cause.ranks == (1,)
     assert marked_lines(message_too_large)[0] in str(caught.value), str(caught.value)
+
+
+def two_fail_one_after_the_other():
+    if dist.get_rank() == 0:
+        raise KeyError("first")  # here
+    if dist.get_rank() == 2:
+        time.sleep(0.2)
+        raise ValueError("second")
+    dist.barrier()
+
+
+def test_of_two_failures_the_first_is_the_cause():
+    with pytest.raises(spmd.RankError) as caught:
+        spmd.run(two_fail_one_after_the_other, ranks=3, show=False)
+    assert caught.value.cause.ranks == (0,), str(caught.value)
+    assert marked_lines(two_fail_one_after_the_other)[0] in str(caught.value)
+    assert "rank 2: raised ValueError: second" in str(caught.value)

@@ -4,6 +4,7 @@ import itertools
 import os
 import socket
 import threading
+from datetime import timedelta
 
 import pytest
 import torch
@@ -111,4 +112,21 @@ def test_a_loop_of_messages_without_end_is_no_deadlock():
     assert (cause.kind, set(cause.ranks)) == ("busy", {0, 1}), text
     assert "Messages still pass" in text
     for line in marked_lines(messages_without_end):
+        assert line in text, text
+
+
+def gives_up_waiting():
+    dist.init_process_group("gloo", timeout=timedelta(seconds=1))
+    if dist.get_rank() == 1:
+        threading.Event().wait()  # here
+    dist.barrier()  # here
+
+
+def test_a_rank_that_gave_up_waiting_is_not_the_cause():
+    with pytest.raises(spmd.SpmdError) as caught:
+        spmd.run(gives_up_waiting, ranks=2, timeout=30, show=False)
+    cause, text = caught.value.cause, str(caught.value)
+    assert (cause.kind, cause.ranks) == ("missing", (1,)), text
+    assert "A rank gave up waiting" in text
+    for line in marked_lines(gives_up_waiting):
         assert line in text, text
