@@ -1,9 +1,18 @@
-"""A workbook of its own for each test: one tiny lab, with one exercise from the library and one written in the cell."""
+"""A workbook of its own for each test: one tiny lab, with one exercise from the library and one written in the cell.
+
+And how Hypothesis draws: the same examples in every run, so that a verdict depends on the code alone. To go looking for
+new ones: `pytest --hypothesis-profile=search`.
+"""
 
 import shutil
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("same", derandomize=True, deadline=None)
+settings.register_profile("search", max_examples=1_000, deadline=None)
+settings.load_profile("same")
 
 TINY = '''\
 # %% [markdown]
