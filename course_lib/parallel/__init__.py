@@ -1,0 +1,1 @@
+"""Ways to spread one training step over ranks, one module or package for each."""

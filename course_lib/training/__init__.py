@@ -1,0 +1,1 @@
+"""What a training step needs whatever it is spread over: data, loss, accumulation, clipping, precision, schedule."""
