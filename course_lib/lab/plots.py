@@ -1,0 +1,70 @@
+"""Pictures that several labs need: curves on top of each other, bars with their values, times side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from course_lib.timeline import picture
+from course_lib.timeline.picture import BLUE, FAINT, GREEN, INK, ORANGE, PURPLE, QUIET, SKY, VERMILION, Picture
+
+_COLORS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY)
+# Wide below, narrow on top: curves that lie on each other can all be seen.
+_WIDTHS = (6.0, 3.2, 1.4, 1.4, 1.4, 1.4)
+_DASHES = ("-", "-", (0, (4, 3)), (0, (1, 2)), (0, (6, 2, 1, 2)), (0, (2, 4)))
+
+
+def curves(
+    series: Mapping[str, Sequence[float] | tuple[Sequence[float], Sequence[float]]],
+    title: str,
+    x: str,
+    y: str,
+    *,
+    stacked: bool = False,
+    log: str = "",
+) -> Picture:
+    """Lines over a common axis.
+
+    series: name -> values (over 0, 1, 2, ...), or name -> (x values, y values). x, y: what the axes show, with units.
+    stacked: the curves are expected to coincide, so each is drawn thinner than the one under it. log: "x", "y", "xy".
+    """
+    figure = Picture(7.6, 3.9)
+    ax = figure.add_subplot()
+    for i, (name, values) in enumerate(series.items()):
+        over, points = values if isinstance(values, tuple) else (range(len(values)), values)
+        style = {"linewidth": _WIDTHS[i], "linestyle": _DASHES[i]} if stacked else {"linewidth": 1.8}
+        ax.plot(over, points, color=_COLORS[i], label=name, marker="o" if len(points) < 12 else None, **style)
+    picture.plain_axes(ax, sides=("left", "bottom"))
+    picture.title(ax, title)
+    if "x" in log:
+        ax.set_xscale("log", base=2)
+    if "y" in log:
+        ax.set_yscale("log")
+    ax.grid(axis="y", color=FAINT, linewidth=0.8)
+    ax.set_axisbelow(True)
+    ax.set_xlabel(x, fontsize=9, color=INK)
+    ax.set_ylabel(y, fontsize=9, color=INK)
+    ax.legend(frameon=False, fontsize=9, labelcolor=INK)
+    return figure
+
+
+def bars(values: Mapping[str, float], title: str, x: str, *, mark: float | None = None, marked: str = "") -> Picture:
+    """One bar for each name, with its value. x: what they show, with units. mark: a line at a value, `marked` says of
+    what.
+    """
+    figure = Picture(7.6, 1.1 + 0.42 * len(values))
+    ax = figure.add_subplot()
+    rows = range(len(values))
+    ax.barh(rows, list(values.values()), 0.62, color=BLUE)
+    for row, value in enumerate(values.values()):
+        ax.text(value, row, f" {value:.3g}", va="center", fontsize=9, color=INK)
+    if mark is not None:
+        ax.axvline(mark, color=QUIET, linewidth=1.0, linestyle=(0, (4, 3)), label=marked)
+        ax.legend(frameon=False, fontsize=9, labelcolor=INK, loc="best")
+    picture.plain_axes(ax)
+    picture.title(ax, title)
+    ax.set_xlabel(x, fontsize=9, color=INK)
+    ax.set_yticks(rows, list(values))
+    ax.tick_params(axis="y", length=0)
+    ax.margins(x=0.14)
+    ax.invert_yaxis()
+    return figure
