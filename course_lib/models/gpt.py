@@ -108,8 +108,13 @@ class AttentionCore(nn.Module):
     def forward(self, q_BHSE: Tensor, k_BGSE: Tensor, v_BGSE: Tensor, mask: Tensor | None) -> Tensor:
         """mask (B, 1, S, S) bool: True where a query (row) sees a key (column); None: every key up to its own."""
         shared = q_BHSE.shape[1] // k_BGSE.shape[1]
-        k_BHSE, v_BHSE = k_BGSE.repeat_interleave(shared, 1), v_BGSE.repeat_interleave(shared, 1)
-        return F.scaled_dot_product_attention(q_BHSE, k_BHSE, v_BHSE, attn_mask=mask, is_causal=mask is None)
+        if mask is not None and shared > 1:
+            # CUDA's fused kernel that takes a mask wants a key head for every query head.
+            k_BGSE, v_BGSE = k_BGSE.repeat_interleave(shared, 1), v_BGSE.repeat_interleave(shared, 1)
+            shared = 1
+        return F.scaled_dot_product_attention(
+            q_BHSE, k_BGSE, v_BGSE, attn_mask=mask, is_causal=mask is None, enable_gqa=shared > 1
+        )
 
 
 class FeedForward(nn.Module):
