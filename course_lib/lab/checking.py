@@ -95,6 +95,7 @@ def _judge_group(exercise: Exercise, answer: Callable, task: Any, findings: Find
         for index, case in exercise.cases_on(n):
             if not judge_case(exercise, answer, n, index, case, Path(folder), error, inside):
                 break
+    within = "." if exercise.by_collectives else ", and count ranks within it: `group_dst`, `group_src`."
     if failing := inside.first():
         findings.values.append(
             Failing(
@@ -102,7 +103,7 @@ def _judge_group(exercise: Exercise, answer: Callable, task: Any, findings: Find
                 "",
                 ["wrong_in_a_group"],
                 f"right on the whole world, wrong in a group ({show.ranks(members)} of {n + 1}). Pass `group` to every "
-                "call, and count ranks within it: `group_dst`, `group_src`.",
+                f"call{within}",
                 [f"in the group: {failing.sentence}"],
             )
         )
@@ -148,7 +149,7 @@ def _passed(exercise: Exercise, answer: Callable, findings: Findings) -> Verdict
     text = f"Passed on {show.listing(exercise.worlds)} ranks." if exercise.on_ranks else "Passed."
     if exercise.timing is None:
         return Verdict(PASSED, show.Message(PASSED, text))
-    n, what = max(exercise.worlds), exercise.timing.what
+    n, what = exercise.timed_on, exercise.timing.what
     rivals = {"yours": answer, "the library's": exercise.reference, **exercise.timing.rivals}
     error, reports = _run(timing.time_rivals, rivals, exercise.task, ranks=n, timeout=timing.PATIENCE_S)
     if error is not None:
@@ -187,12 +188,12 @@ def _bytes(exercise: Exercise, n: int, timed: list[timing.Timed]) -> str:
     enough = max(price.least)
     least = max(price.sent) <= enough * costs.SLACK
     compare = exercise.least_of if least else f"{show.size(enough)} are possible"
-    return f" {who} sent {show.size(max(price.sent))}: {compare}."
+    return f" {who} {costs.sent(price, max(price.sent))}: {compare}."
 
 
 def _with_timeline(exercise: Exercise, answer: Callable, verdict: Verdict, findings: Findings) -> Verdict:
     """One more call of the answer alone: its picture, and whether its communication hides behind its computation."""
-    n = max(exercise.worlds)
+    n = exercise.timed_on
     timeline = spmd.run(
         timing.call_once, answer, exercise.task, ranks=n, timeout=trial.PATIENCE_S, backend="gloo", show=False
     ).timeline

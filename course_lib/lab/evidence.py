@@ -11,12 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from course_lib.lab.calls import Collective
 from course_lib.lab.tape import Message
 
 # Sums in another order differ in the last digits; anything a learner can get wrong differs in the first ones.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 MOST_COMBINATIONS = 5_000  # of shares tried to explain a sum
 MOST_ELEMENTS = 2_048  # looked at for it
+
+
+@dataclass
+class Aside:
+    """What a `call` saw of an answer and nobody compares; signatures may read it. Stands among the values returned."""
+
+    facts: dict[str, Any]
 
 
 @dataclass
@@ -33,7 +41,8 @@ class Evidence:
     messages, library: by rank, what the answer sent and asked for, and what the library's version did; None where it
         was not watched. history: by number of ranks so far, how many messages each rank sends, the answer's and the
         library's, where all ranks send as many. quote: a line of the answer in words. changed: by rank, positions of
-        arguments it changed in place without leave.
+        arguments it changed in place without leave. collectives: by rank, those of torch that the answer called; None
+    where it should have called none.
     """
 
     n: int
@@ -54,6 +63,7 @@ class Evidence:
     library: list[list[Message]] | None = None
     history: dict[int, tuple[int, int]] = field(default_factory=dict)
     quote: Callable[[int], str] = "line {}".format
+    collectives: list[list[Collective]] | None = None
     changed: list[list[int]] = field(default_factory=list)
 
     @cached_property
@@ -100,6 +110,12 @@ class Evidence:
             found[r] = weights[order][hits[order].float().argmax(0)]
         return found
 
+    def aside(self, rank: int) -> dict[str, Any]:
+        """What the exercise's `call` noted on a rank; {} where the answer returned something else altogether."""
+        value = (self.returned or self.observed)[rank]
+        items = value.values() if isinstance(value, dict) else ()
+        return next((item.facts for item in items if isinstance(item, Aside)), {})
+
     def wrong_elements(self, rank: int) -> Tensor:
         """Indices, in the flattened tensor, of the elements of a comparable rank that are wrong."""
         got, want = self.observed[rank].flatten(), self.expected[rank].flatten()
@@ -131,8 +147,18 @@ def same(a: Any, b: Any) -> bool:
     return type(a) is type(b) and a == b
 
 
+def alike(a: Any, b: Any) -> bool:
+    """Whether two returned values have the same parts, each the same up to rounding."""
+    mine, theirs = parts(a), parts(b)
+    return [name for name, _ in mine] == [name for name, _ in theirs] and all(
+        same(x, y) for (_, x), (_, y) in zip(mine, theirs, strict=True)
+    )
+
+
 def parts(value: Any, where: str = "") -> list[tuple[str, Any]]:
     """The tensors and plain values inside a returned value, each with the words that name it."""
+    if isinstance(value, Aside):
+        return []
     if isinstance(value, dict):
         named = [(f"`{key}`" if isinstance(key, str) else repr(key), item) for key, item in value.items()]
     elif isinstance(value, tuple | list):
@@ -156,7 +182,7 @@ def shares_of(expect: Callable[[list[tuple]], list], inputs: list[tuple]) -> lis
     for r in range(n):
         for i, (_, value) in enumerate(whole[r]):
             if not isinstance(value, Tensor):
-                return None
+                continue
             if any(len(one[r]) != len(whole[r]) or one[r][i][1].shape != value.shape for one in alone):
                 return None
             if not same(torch.stack([one[r][i][1] for one in alone]).sum(0).to(value.dtype), value):

@@ -74,12 +74,14 @@ class Wrong:
 class Timing:
     """How a right answer is timed: on one large input, against the library's version and others.
 
-    make: as in Case. what: the input in words ("16 MB"). rivals: name -> function of the same arguments.
+    make: as in Case. what: the input in words ("16 MB"). rivals: name -> function of the same arguments. ranks: on how
+    many; None for the most of the exercise.
     """
 
     make: Callable[[int, int, torch.Generator], tuple]
     what: str
     rivals: dict[str, Callable]
+    ranks: int | None = None
 
 
 def call_it(answer: Callable, *args: Any, **group: Any) -> Any:
@@ -177,6 +179,16 @@ class Exercise(Task):
     def task(self) -> Task:
         """What is sent to the ranks. Wrong answers, hints and words stay here."""
         return Task(**{part.name: getattr(self, part.name) for part in fields(Task)})
+
+    @property
+    def timed_on(self) -> int:
+        """The number of ranks of the timed call."""
+        return (self.timing.ranks if self.timing else None) or max(self.worlds)
+
+    @property
+    def by_collectives(self) -> bool:
+        """Whether the answer may leave the work to torch's collectives: then nobody speaks of sends and receives."""
+        return bool(self.may_use)
 
     @property
     def on_ranks(self) -> bool:

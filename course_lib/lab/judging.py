@@ -39,6 +39,7 @@ class Findings:
     records: list[Record] = field(default_factory=list)
     borrowed: list[Failing] = field(default_factory=list)
     careless: list[Failing] = field(default_factory=list)  # memory that was still being sent
+    mismatched: list[Failing] = field(default_factory=list)  # the ranks' collectives, though all came to their end
     values: list[Failing] = field(default_factory=list)
     stopped: list[Failing] = field(default_factory=list)
     prices: list[Failing] = field(default_factory=list)  # right, but spoils its input or costs too much
@@ -47,7 +48,7 @@ class Findings:
 
     def first(self) -> Failing | None:
         """The one to tell: what explains the others. Of its kind, one on the most ranks: patterns are plainer there."""
-        for group in (self.borrowed, self.careless, self.values, self.stopped, self.prices):
+        for group in (self.borrowed, self.careless, self.mismatched, self.values, self.stopped, self.prices):
             if group:
                 return max(group, key=lambda failing: failing.n)  # of these the first: the simplest case
         return None
@@ -60,9 +61,9 @@ def judge_world(
     for index, case in exercise.cases_on(n):
         if not judge_case(exercise, answer, n, index, case, folder, error, findings):
             return False
-    if isinstance(error, spmd.MismatchError) and not findings.values:
+    if isinstance(error, spmd.MismatchError):  # all returned, and their values tell of the mixture, not of its cause
         name, sentence = explain_stop(error, answer)
-        findings.stopped.append(Failing(n, where_of(exercise, n), [name], sentence))
+        findings.mismatched.append(Failing(n, where_of(exercise, n), [name], sentence))
     return True
 
 
@@ -83,7 +84,11 @@ def judge_case(
     where = where_of(exercise, n, case)
     quote = partial(attempt.quoted, answer)
     done = [rank for rank in range(n) if seen[rank] is not None]
-    if found := meetings.shared_memory(tapes, quote) or meetings.careless_send(tapes, done, quote):
+    if found := (
+        meetings.shared_memory(tapes, quote)
+        or meetings.careless_send(tapes, done, quote)
+        or meetings.careless_collective([seen[rank].collectives for rank in done], quote)
+    ):
         findings.careless.append(Failing(n, where, [found[0]], found[1]))
     if len(done) < n:
         findings.records.append(record(right=False))
@@ -128,6 +133,7 @@ def _judge_values(
     if calls - costs.FREE:  # what went by collectives is on no tape: messages alone would not tell enough
         facts = facts | {"messages": None}
     changed = [[] if exercise.may_change else s.changed for s in seen]
+    facts |= {"collectives": [s.collectives for s in seen] if exercise.by_collectives else None}
     evidence = collect(
         n,
         [s.value for s in seen],
@@ -161,7 +167,8 @@ def price_of(exercise: Exercise, n: int, seen: list[Any], inputs: list[tuple]) -
     least = None if bound is None else [bound(n, rank, inputs[rank]) for rank in range(n)]
     something = int(sum(least or ()) > 0)  # where nothing more exact is known
     total = something if exercise.least_total is None else exercise.least_total(n, inputs[0])
-    return Evidence(n, [], [], sent=[s.sent for s in seen], least=least, total=total)
+    collectives = [s.collectives for s in seen] if exercise.by_collectives else None
+    return Evidence(n, [], [], sent=[s.sent for s in seen], least=least, total=total, collectives=collectives)
 
 
 def where_of(exercise: Exercise, n: int, case: Case | None = None) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from course_lib.lab import show
+from course_lib.lab.calls import Collective
 from course_lib.lab.tape import Message
 
 Found = tuple[str, str]  # (name, sentence)
@@ -81,6 +82,17 @@ def careless_send(tapes: list[list[Message]], done: Collection[int], quote: Quot
             f"the send of {_line(quote, left)} is never waited for: its data may not have left when you return."
         )
     return None
+
+
+def careless_collective(collectives: list[list[Collective]], quote: Quote) -> Found | None:
+    """A collective that a rank which is done never waited for. collectives: of these ranks."""
+    left = next((call for calls in collectives for call in calls if call.ended is None), None)
+    if left is None:
+        return None
+    return "never_waits", (
+        f"the {left.name} of {quote(left.line) or 'one of your calls'} is never waited for: nobody knows when its "
+        "result is there."
+    )
 
 
 def unequal_sizes(tapes: list[list[Message]], quote: Quote) -> Found | None:

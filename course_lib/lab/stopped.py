@@ -11,6 +11,7 @@ from course_lib import spmd
 from course_lib.lab import attempt, meetings, show, trial
 from course_lib.lab.attempt import source_line
 from course_lib.lab.meetings import Pair
+from course_lib.lab.mismatch import RULE, explain_mismatch
 from course_lib.lab.tape import Message, Outside
 
 DONE, RUNNING = "done", "running"
@@ -54,7 +55,7 @@ def explain_stop(
     if kind == "died":
         return "dies", f"{who} {_death(error.ranks[rank].exit_code)}{_at(error.ranks[rank], answer)}."
     if kind == "mismatch":
-        return "mismatch", without_native(error.cause.text)
+        return explain_mismatch(error.ranks, answer) or ("mismatch", without_native(error.cause.text))
     return explain_hang([_state(report, answer, report.rank in done) for report in error.ranks], tapes or [])
 
 
@@ -95,6 +96,8 @@ def explain_hang(states: list[State], tapes: list[list[Message]]) -> tuple[str, 
 def _why(waiting: list[State], done: list[State], tapes: list[list[Message]]) -> tuple[str, str]:
     doing = {s.doing for s in waiting}
     pair = meetings.out_of_step(tapes)
+    if not doing & {"send", "recv"}:
+        return "out_of_step", RULE
     together = any(m.ended is None and not m.blocking for tape in tapes for m in tape)  # sends and receives at once
     if not done and doing == {"send"} and not together:
         return "all_send", "All send first and nobody receives. Let some of them receive first, or post both and wait."

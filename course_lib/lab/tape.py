@@ -69,8 +69,8 @@ class Tape:
         self._begun = 0
 
     def begins(self, op: Op, tensor: Tensor) -> None:
-        """Note a message that is about to begin. Raises Outside."""
-        if not isinstance(tensor, Tensor):
+        """Note a message that is about to begin; collectives are not on this tape. Raises Outside."""
+        if not op.point_to_point or not isinstance(tensor, Tensor):
             return  # torch will say so, or it is a message of objects
         kind = "send" if "send" in op.name else "recv"
         if op.peer is not None and op.peer not in self._members:

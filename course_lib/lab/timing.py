@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 
 from course_lib import spmd
-from course_lib.lab.evidence import copy, same, shapes
+from course_lib.lab import calls
+from course_lib.lab.evidence import alike, copy, shapes
 from course_lib.lab.exercise import Task
 from course_lib.timeline import spans
 
@@ -22,13 +23,15 @@ ROUNDS, ENOUGH_S = 5, 1.5  # timed calls of each rival: this many, or what fits 
 @dataclass
 class Timed:
     """Timing on one rank. seconds[name]: one per round. right: whether the learner's answer gives what the library's
-    does. sent: its bytes, in one call with `args`, of which the shapes are kept.
+    does. sent: its bytes, those handed to torch's collectives included, in one call with `args`, of which the shapes
+    are kept; collectives: those that it called.
     """
 
     seconds: dict[str, list[float]]
     right: bool
     sent: int
     args: tuple
+    collectives: list[calls.Collective]
 
 
 def time_rivals(answers: dict[str, Callable], task: Task) -> Timed:
@@ -39,9 +42,9 @@ def time_rivals(answers: dict[str, Callable], task: Task) -> Timed:
     args = task.timing_arguments(dist.get_rank(), dist.get_world_size())
     start = time.perf_counter()
     mine, reference, *rivals = answers.values()
-    with spmd.traffic() as traffic:
+    with spmd.traffic() as traffic, calls.record("") as log:
         value = task.call(mine, *copy(args))
-    right = same(value, task.call(reference, *copy(args)))
+    right = alike(value, task.call(reference, *copy(args)))
     for rival in rivals:  # warm up; the other two have by now
         task.call(rival, *copy(args))
     slowest = torch.tensor(time.perf_counter() - start)
@@ -54,7 +57,8 @@ def time_rivals(answers: dict[str, Callable], task: Task) -> Timed:
             start = time.perf_counter()
             task.call(answer, *given)
             seconds[name].append(time.perf_counter() - start)
-    return Timed(seconds, right, traffic.sent, shapes(args))
+    moved = traffic.sent + sum(traffic.collective_bytes.values())
+    return Timed(seconds, right, moved, shapes(args), log.collectives)
 
 
 def call_once(answer: Callable, task: Task) -> None:

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from course_lib import spmd
-from course_lib.lab import tape
+from course_lib.lab import calls, tape
 from course_lib.lab.evidence import copy, plain, tensors
 from course_lib.lab.exercise import Task
 from course_lib.lab.watch import watch_library
@@ -32,7 +32,8 @@ class Seen:
     """What one rank saw the answer do in one case.
 
     changed: positions of the arguments it changed in place. sent: bytes, those handed to torch's collectives included.
-    calls: collectives of torch.distributed, by name. library: functions of course_lib.collectives it called.
+    calls: collectives of torch.distributed, by name; collectives: each of them, in order. library: functions of
+    course_lib.collectives it called.
     """
 
     value: Any
@@ -40,6 +41,7 @@ class Seen:
     sent: int = 0
     calls: dict[str, int] = field(default_factory=dict)
     library: list[str] = field(default_factory=list)
+    collectives: list[calls.Collective] = field(default_factory=list)
 
 
 def try_cases(answer: Callable, task: Task, folder: str, members: list[int] | None = None) -> None:
@@ -65,11 +67,12 @@ def try_cases(answer: Callable, task: Task, folder: str, members: list[int] | No
         with (
             spmd.traffic() as traffic,
             tape.record(tape_file(folder, THEIRS, index, rank, n), members or list(range(n)), file),
+            calls.record(file) as log,
             watch_library(answer, task) as library,
         ):
             value = task.call(answer, *args, **passed)
         moved = traffic.sent + sum(traffic.collective_bytes.values())
-        seen = Seen(plain(value), _changed(before, args), moved, dict(traffic.calls), library)
+        seen = Seen(plain(value), _changed(before, args), moved, dict(traffic.calls), library, log.collectives)
         write(Path(folder), index, rank, n, seen)
         dist.barrier(group)  # a message too many must not reach the next case
 

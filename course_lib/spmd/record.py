@@ -60,10 +60,10 @@ class Traffic:
 
 
 class Watcher(Protocol):
-    """Is told of every message of this process: `Recorder.watchers`."""
+    """Is told of every call of this process, messages and collectives: `Recorder.watchers`."""
 
-    def begins(self, op: Op, tensor: torch.Tensor) -> None:
-        """A send or receive is about to begin. What this raises, the call raises."""
+    def begins(self, op: Op, tensor: Any) -> None:
+        """It is about to begin. tensor: the argument that names its data. What this raises, the call raises."""
 
     def ended(self, op: Op) -> None:
         """It was waited for: by the call itself, or by the work's wait()."""
@@ -130,7 +130,7 @@ class Recorder:
                 size = calls.nbytes(arguments.get(call.tensor))
                 for traffic in self.traffics:
                     traffic.add(op, size, call.sends)
-            watchers = self.watchers if op.point_to_point else ()
+            watchers = tuple(self.watchers)
             for watcher in watchers:
                 watcher.begins(op, arguments.get(call.tensor))
             work = self._in(op, None, function, args, kwargs)
@@ -168,6 +168,10 @@ class Recorder:
             self._log.add(op)
         return op
 
+    def pending(self, work: dist.Work) -> Op | None:
+        """The call whose work this is, if it is one of this process."""
+        return self._pending.get(work)
+
     def wrap_wait(self, wait: Callable) -> Callable:
         @functools.wraps(wait)
         def recorded(work: dist.Work, *args: Any, **kwargs: Any) -> Any:
@@ -175,7 +179,7 @@ class Recorder:
             if op is None:
                 return wait(work, *args, **kwargs)
             done = self._in(op, _caller(), wait, (work, *args), kwargs)
-            for watcher in self.watchers if op.point_to_point else ():
+            for watcher in tuple(self.watchers):
                 watcher.ended(op)
             return done
 

@@ -34,6 +34,11 @@ def no_message(e: Evidence, rank: int) -> str | None:
     return "No rank sent a message."
 
 
+def no_collective(e: Evidence, rank: int) -> str | None:
+    """Of collectives, where they may do the work."""
+    return None if e.collectives is None or any(e.collectives) else "No rank called a collective."
+
+
 def sends_what_was_never_written(e: Evidence, rank: int) -> str | None:
     if any(x.is_floating_point() and bool(x.isnan().any()) for args in e.inputs for x in tensors(args)):
         return None
@@ -134,6 +139,7 @@ def input_changed(e: Evidence, rank: int) -> str | None:
 
 NOTES: tuple[Note, ...] = (
     no_message,
+    no_collective,
     sends_what_was_never_written,
     arrived_and_dropped,
     to_the_other_side,
@@ -147,6 +153,8 @@ NOTES: tuple[Note, ...] = (
 
 def note(e: Evidence, rank: int, without: Note | None = None) -> tuple[str, str]:
     """(name, sentence) of the most telling note; ("", "") where there is none. without: one that would add nothing."""
+    if e.on_ranks and (text := no_collective(e, rank)):
+        return no_collective.__name__, text
     if e.messages is None or not e.on_ranks or not any(map(len, e.messages + (e.library or []))):
         return "", ""
     return next(((find.__name__, text) for find in NOTES if find is not without and (text := find(e, rank))), ("", ""))

@@ -29,7 +29,9 @@ def unchanged_input(e: Evidence) -> str | None:
     if not e.on_ranks:
         return "the answer returned its input unchanged"
     if len(e.wrong) == e.n:
-        return "every rank returned its input unchanged"
+        return f"every rank's {e.where} is what it was" if e.where else "every rank returned its input unchanged"
+    if e.where:
+        return f"{show.ranks(e.wrong)}: {e.where} is what it was"
     return f"{show.ranks(e.wrong)} returned {_its(e.wrong)} input unchanged{_came_in(e)}"
 
 
