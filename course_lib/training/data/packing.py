@@ -28,7 +28,7 @@ class Batch(NamedTuple):
     documents: Tensor
 
     def to(self, device: torch.device) -> Batch:
-        """On a device. Out of pinned memory the copy is only begun: the device ends it before it goes on with its work."""
+        """On a device. Out of pinned memory the copy is only begun; the device ends it before its next work."""
         return Batch(*(x.to(device, non_blocking=True) for x in self))
 
     def pinned(self) -> Batch:
