@@ -12,8 +12,8 @@ def flops_per_token(config: GPTConfig, seq_len: int, causal: bool = False) -> in
     al. 2022, arXiv 2204.02311). Megatron-LM counts the same (Narayanan et al., SC21, arXiv 2104.04473, appendix), with
     the recomputed forward on top, which MFU leaves out.
 
-    6: a parameter multiplies and adds once in forward (2); backward does so for the gradient of the input (2) and of the
-    weight (2). The head counts, tied or not; looking up an embedding, the norms and the rotations do not.
+    6: a parameter multiplies and adds once in forward (2), and in backward once for the gradient of the input (2) and
+    once for its own (2). The head counts, tied or not; looking up an embedding, the norms and the rotations do not.
     12: scores and mixed values take 2 * dim operations each for every key, and backward twice as many.
     causal=False counts the upper half of the scores too, as both papers do; with True a token counts the keys it sees,
     (seq_len + 1) / 2 on average, which is what a fused kernel computes. Say which one with every MFU you report.
