@@ -34,23 +34,21 @@ class GPT(nn.Module):
         if not self.head.weight.is_meta:
             init_weights(self, seed)
 
-    def forward(self, tokens_BS: Tensor, documents_BS: Tensor | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
         """tokens (B, S) int64 -> logits (B, S, V). ValueError if S is above config.max_seq_len.
 
         documents (B, S) int: a run of equal numbers is a document. Tokens attend within their own document only, and
         its positions count from 0, so that each document has the logits it would have alone. Without it, a row is one
         document, and attention takes its faster path without a mask.
         """
-        if tokens_BS.shape[1] > self.config.max_seq_len:
-            raise ValueError(
-                f"The sequences are {tokens_BS.shape[1]} tokens long; this model takes up to max_seq_len = "
-                f"{self.config.max_seq_len}."
-            )
-        x_BSD = self.embedding(tokens_BS)
-        if documents_BS is None:
-            positions, mask = torch.arange(tokens_BS.shape[1], device=tokens_BS.device), None
+        S = tokens.shape[1]
+        if self.config.max_seq_len < S:
+            raise ValueError(f"A sequence of {S} tokens is too long: max_seq_len is {self.config.max_seq_len}.")
+        x_BSD = self.embedding(tokens)
+        if documents is None:
+            positions, mask = torch.arange(S, device=tokens.device), None
         else:
-            positions, mask = positions_and_mask(documents_BS)
+            positions, mask = positions_and_mask(documents)
         turns = rotations(positions, self.config, x_BSD.dtype)
         for layer in self.layers:
             x_BSD = layer(x_BSD, turns, mask)

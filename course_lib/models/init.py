@@ -37,10 +37,10 @@ def initial_value(name: str, shape: Sequence[int], config: GPTConfig, seed: int)
 
     name, shape: as in GPT(config).named_parameters(), the whole shape.
 
-    Norms begin as ones. Matrices are drawn from a normal distribution of deviation sqrt(2 / (5 * dim)) (Nguyen & Salazar
-    2019, arXiv 1910.05895; GPT-NeoX-20B). At GPT-2's width that is GPT-2's 0.02, which is too little for narrow models:
-    `tiny` learns markedly slower from it. Those that write into the residual stream, two per layer, are narrower by
-    sqrt(2 * n_layers), so that the stream's variance does not grow with depth (GPT-2, section 2.3).
+    Norms begin as ones. Matrices are normal, of deviation sqrt(2 / (5 * dim)) (Nguyen & Salazar 2019, arXiv 1910.05895;
+    GPT-NeoX-20B). At GPT-2's width that is about GPT-2's 0.02, from which narrow models learn more slowly. Those that
+    write into the residual stream, two per layer, are narrower by sqrt(2 * n_layers), so that the stream's variance
+    does not grow with depth (GPT-2, section 2.3).
     """
     if name.endswith("norm.weight"):
         return torch.ones(shape, dtype=torch.float32, device="cpu")
