@@ -52,6 +52,8 @@ def recompute(modules: Sequence[nn.Module], every: int = 1, keep: Collection = (
         raise ValueError("There is no module to recompute.")
     chosen = modules[::every]
     for i, module in enumerate(chosen):
+        if any(module is earlier for earlier in chosen[:i]):
+            raise ValueError(f"Module {i * every} ({type(module).__name__}) stands twice in the list.")
         # A bound method of the instance, as opposed to the class's function.
         if "forward" in vars(module):
             raise ValueError(

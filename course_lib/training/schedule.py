@@ -75,7 +75,7 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float | Sequence[float]) -> Non
     rates = list(lr) if isinstance(lr, Sequence) else [lr] * len(groups)
     if len(rates) != len(groups):
         raise ValueError(
-            f"{len(rates)} learning rates for {len(groups)} groups of parameters; give one each or one for all."
+            f"{len(rates)} learning rates for {len(groups)} parameter groups; give one each or one for all."
         )
     for group, rate in zip(groups, rates, strict=True):
         if isinstance(group["lr"], torch.Tensor):
