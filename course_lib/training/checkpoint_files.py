@@ -45,11 +45,16 @@ class Hashing:
 
     def __init__(self, file: Any) -> None:
         self.file, self.size, self.digest = file, 0, hashlib.sha256()
+        self.error: OSError | None = None  # torch.save reports a full disk as a RuntimeError about positions
 
     def write(self, data: bytes) -> int:
         self.digest.update(data)
         self.size += len(data)
-        return self.file.write(data)
+        try:
+            return self.file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
 
     def flush(self) -> None:
         self.file.flush()
@@ -61,7 +66,10 @@ def write(place: Path, part: str, token: str, value: Any) -> dict[str, Any]:
     try:
         with open(path, "wb") as file:
             hashing = Hashing(file)
-            torch.save(value, hashing)
+            try:
+                torch.save(value, hashing)
+            except RuntimeError as error:
+                raise hashing.error or error from None
             file.flush()
             os.fsync(file.fileno())
         readable(path, part)
