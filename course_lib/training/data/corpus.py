@@ -80,7 +80,7 @@ def split(documents: Sequence[str], fraction: float = 0.05) -> tuple[list[str], 
 
     Which ones is decided by the hash of each text, not by its place. So a document stays on its side when others come
     or go, and two copies of one text are never on both. Documents too long for what is left of the share are passed
-    over. A corpus of one document is cut in two, at the end of a line if there is one.
+    over. Where there is one text only, it is cut in two.
     """
     if not 0 < fraction < 1:
         raise ValueError(f"validation is {fraction} of the corpus: it must be more than 0 and less than 1.")
@@ -103,7 +103,8 @@ def split(documents: Sequence[str], fraction: float = 0.05) -> tuple[list[str], 
 
 
 def cut(text: str, fraction: float) -> tuple[list[str], list[str]]:
-    """The last `fraction` of one text for validation, from the beginning of a line on."""
+    """The last `fraction` of one text for validation; up to twice that, to begin with a line."""
     at = int(len(text) * (1 - fraction))
-    at = text.rfind("\n", 0, at) + 1 or at
+    share = len(text) - at
+    at = text.rfind("\n", max(at - share, 0), at) + 1 or at
     return [text[:at]], [text[at:]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from typing import TypeVar
 
 Item = TypeVar("Item")
@@ -24,10 +25,10 @@ def prefetch(make: Callable[[Item], Made], items: Iterable[Item], ahead: int) ->
     items = iter(items)
     thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prefetch")
     try:
-        pending = deque(thread.submit(make, item) for item, _ in zip(items, range(ahead), strict=False))
+        pending = deque(thread.submit(make, item) for item in islice(items, ahead))
         while pending:
             made = pending.popleft().result()
-            pending.extend(thread.submit(make, item) for item, _ in zip(items, range(1), strict=False))
+            pending.extend(thread.submit(make, item) for item in islice(items, 1))
             yield made
     finally:
         thread.shutdown(cancel_futures=True)
