@@ -24,7 +24,7 @@ from course_lib.spmd.report import Op
 class Collective:
     """One call of one rank. line: of the answer's file, 0 where it is not on the stack. memory: where the tensor's
     first byte lies. begun, ended: places in the order of events on this rank; ended is None for a call that was never
-    waited for.
+    waited for. changed: somebody else wrote into its tensor meanwhile.
     """
 
     name: str
@@ -34,6 +34,7 @@ class Collective:
     memory: int
     begun: int
     ended: int | None = None
+    changed: bool = False
 
 
 class Log:
@@ -43,7 +44,8 @@ class Log:
         self.collectives: list[Collective] = []
         self.now = 0
         self._file = file
-        self._open: dict[int, tuple[Op, Collective]] = {}  # by id of the call, which is kept so that ids stay apart
+        # By id of the call, which is kept so that ids stay apart; with its tensor and that one's version.
+        self._open: dict[int, tuple[Op, Collective, Any, int]] = {}
 
     def tick(self) -> int:
         self.now += 1
@@ -56,16 +58,21 @@ class Log:
         memory = first.data_ptr() if isinstance(first, Tensor) else 0
         call = Collective(op.name, nbytes(tensor), op.dtype or "", line_of(self._file), memory, self.tick())
         self.collectives.append(call)
-        self._open[id(op)] = (op, call)
+        self._open[id(op)] = (op, call, first, _version(first))
 
     def ended(self, op: Op) -> None:
         if id(op) in self._open:
-            _, call = self._open.pop(id(op))
+            _, call, tensor, version = self._open.pop(id(op))
             call.ended = self.tick()
+            call.changed = _version(tensor) > version  # torch counts writes; those of the collective itself it does not
 
     def future_taken(self, op: Op) -> None:
         """Somebody holds the call's future: when it is waited for is not known, that it may be is."""
         self.ended(op)
+
+
+def _version(tensor: Any) -> int:
+    return tensor._version if isinstance(tensor, Tensor) and not tensor.is_inference() else 0
 
 
 def line_of(file: str) -> int:
@@ -78,14 +85,16 @@ def line_of(file: str) -> int:
 
 @contextmanager
 def record(file: str) -> Iterator[Log]:
-    """Write down the collectives that this rank calls meanwhile. file: the answer's source."""
+    """Write down the collectives that this rank calls meanwhile; may be nested. file: the answer's source."""
     log, recorder = Log(file), recording.installed()
     work = torch._C._distributed_c10d.Work
     get_future = work.get_future
 
     def noted(self: Any) -> Any:
-        op = recorder.pending(self)
-        if op is not None and sys._getframe(1).f_code.co_filename != recording.__file__:
+        op, caller = recorder.pending(self), sys._getframe(1)
+        while caller.f_code is noted.__code__:  # another record around this one
+            caller = caller.f_back
+        if op is not None and caller.f_code.co_filename != recording.__file__:
             log.future_taken(op)
         return get_future(self)
 

@@ -85,7 +85,15 @@ def careless_send(tapes: list[list[Message]], done: Collection[int], quote: Quot
 
 
 def careless_collective(collectives: list[list[Collective]], quote: Quote) -> Found | None:
-    """A collective that a rank which is done never waited for. collectives: of these ranks."""
+    """A tensor changed before its collective is waited for; a collective that a rank which is done never waited for.
+
+    collectives: of the ranks that are done.
+    """
+    if touched := next((call for calls in collectives for call in calls if call.changed), None):
+        return "touches_what_it_reduces", (
+            f"the tensor given to the {touched.name} of {quote(touched.line) or 'one of your calls'} is changed before "
+            "that is waited for, so nobody knows which values are taken."
+        )
     left = next((call for calls in collectives for call in calls if call.ended is None), None)
     if left is None:
         return None

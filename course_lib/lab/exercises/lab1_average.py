@@ -1,0 +1,363 @@
+"""Lab 1: gradients averaged by hand, and the loss of batches that hold unequal numbers of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from course_lib.lab import show
+from course_lib.lab.evidence import Aside, Evidence, same
+from course_lib.lab.exercise import COLLECTIVES, Case, Exercise, Wrong, random_tensor
+from course_lib.lab.exercises.wrong import average_gradients as averages
+from course_lib.lab.exercises.wrong import share_of_mean as shares
+from course_lib.lab.signatures import looks_like
+from course_lib.lab.signatures.words import signature
+from course_lib.parallel.data import simple
+from course_lib.training import loss
+
+SHAPES = ((4,), (3, 2), (5,))
+UNUSED = "A parameter that this rank did not use still takes part: its share is zero."
+
+
+# Average gradients
+
+
+def gradients_of(*, unused: Sequence[int] = (), frozen: Sequence[int] = (), leftover: bool = False) -> Callable:
+    """Makes the arguments of `averaged`: a gradient for each shape. unused: none for these on all ranks but the last.
+
+    frozen: parameters that are. leftover: they have a gradient all the same, from before they were frozen.
+    """
+
+    def make(rank: int, n: int, rng: torch.Generator) -> tuple[list[Tensor | None], list[int]]:
+        grads: list[Tensor | None] = [random_tensor(shape, rng) for shape in SHAPES]
+        for i in range(len(grads)):
+            if (i in frozen and not leftover) or (i in unused and rank < n - 1):
+                grads[i] = None
+        return grads, list(frozen)
+
+    return make
+
+
+def averaged(answer: Callable, grads: list[Tensor | None], frozen: list[int], **group: Any) -> dict[str, Any]:
+    """Parameters with these gradients, what the answer made of the gradients, and the parameters themselves."""
+    parameters = [Parameter(torch.full(shape, 1.0 + i), i not in frozen) for i, shape in enumerate(SHAPES)]
+    for p, grad in zip(parameters, grads, strict=True):
+        p.grad = grad
+    answer(parameters, **group)
+    found: dict[str, Any] = {f"gradient {i}": p.grad for i, p in enumerate(parameters)}
+    found |= {f"parameter {i}": p.detach() for i, p in enumerate(parameters)}
+    return found | {"seen": Aside({"memory": [p.data_ptr() for p in parameters]})}
+
+
+def averaged_expected(inputs: list[tuple], n: int) -> list[dict[str, Any]]:
+    found = []
+    for grads, frozen in inputs:
+        mine: dict[str, Any] = {}
+        for i, shape in enumerate(SHAPES):
+            theirs = [g[i] for g, _ in inputs if g[i] is not None]
+            mine[f"gradient {i}"] = grads[i] if i in frozen else sum(theirs, torch.zeros(shape)) / n
+        found.append(mine | {f"parameter {i}": torch.full(shape, 1.0 + i) for i, shape in enumerate(SHAPES)})
+    return found
+
+
+def trained_bytes(n: int, rank: int, args: tuple) -> int:
+    return sum(4 * torch.Size(shape).numel() for i, shape in enumerate(SHAPES) if i not in args[1])
+
+
+@signature
+def gradient_for_a_frozen_one(e: Evidence) -> str | None:
+    frozen = e.inputs[0][1]
+    which = e.where.strip("`").removeprefix("gradient ")
+    if not which.isdigit() or int(which) not in frozen:
+        return None
+    r = e.wrong[0]
+    if e.expected[r] is None:
+        return f"rank {r}: parameter {which} is frozen (requires_grad is False), and now it has a gradient"
+    return f"rank {r}: parameter {which} is frozen (requires_grad is False), and its gradient was changed"
+
+
+@signature
+def parameters_changed(e: Evidence) -> str | None:
+    if not e.where.startswith("`parameter"):
+        return None
+    return (
+        f"the gradients are right, but rank {e.wrong[0]}'s {e.where.strip('`')} was changed too. Leave it to the step"
+    )
+
+
+@signature
+def parameters_averaged(e: Evidence) -> str | None:
+    """What went to the collectives are the parameters, not their gradients."""
+    r = e.wrong[0]
+    memory = e.aside(r).get("memory", [])
+    reduced = [call.memory for call in (e.collectives or [[]] * e.n)[r]]
+    which = next((i for i, start in enumerate(memory) if start in reduced), None)
+    if which is None:
+        return None
+    return f"parameter {which} itself was reduced, and its gradient was not. The mean is taken of `p.grad`"
+
+
+@signature
+def mean_in_a_copy(e: Evidence) -> str | None:
+    """Everybody's gradient is its own still, though they were exchanged."""
+    if not e.where.startswith("`gradient") or not any(e.collectives or []):
+        return None
+    number = int(e.where.strip("`").removeprefix("gradient "))
+    own = [grads[number] for grads, _ in e.inputs]
+    if any(g is None for g in own) or not all(same(e.observed[r], own[r]) for r in e.wrong):
+        return None
+    who = "on every rank" if len(e.wrong) == e.n else f"on {show.ranks(e.wrong)}"
+    return (
+        f"{who}, {e.where} is this rank's own, as before. A mean was computed, and no `p.grad` holds it: reduce "
+        "`p.grad` itself, or copy the mean back"
+    )
+
+
+@signature
+def own_gradient_alone(e: Evidence) -> str | None:
+    """Divided by n, and nothing was added."""
+    if not e.where.startswith("`gradient"):
+        return None
+    number = int(e.where.strip("`").removeprefix("gradient "))
+    own = [e.inputs[r][0][number] for r in range(e.n)]
+    if any(g is None for g in own) or not all(same(e.observed[r], own[r] / e.n) for r in e.wrong):
+        return None
+    return f"rank {e.wrong[0]}, {e.where}: only its own gradient, divided by {e.n}. The sum over the ranks is missing"
+
+
+@signature
+def mean_over_those_who_have_one(e: Evidence) -> str | None:
+    """Divided by the number of ranks that have a gradient, not by n."""
+    if not e.where.startswith("`gradient"):
+        return None
+    number = int(e.where.strip("`").removeprefix("gradient "))
+    have = [g[number] for g, _ in e.inputs if g[number] is not None]
+    if not 0 < len(have) < e.n or not all(same(e.observed[r], sum(have) / len(have)) for r in e.wrong):
+        return None
+    return (
+        f"rank {e.wrong[0]}, {e.where}: divided by {len(have)}, the ranks that have this gradient. It is a mean over "
+        f"all {e.n}: of the others, the share is zero"
+    )
+
+
+AVERAGE_GRADIENTS = Exercise(
+    name="average_gradients",
+    lab="lab1",
+    title="Average the gradients",
+    minutes=10,
+    difficulty=1,
+    reference=simple.average_gradients,
+    cases=[
+        Case(gradients_of(), label="three parameters"),
+        Case(gradients_of(frozen=[1]), label="one of three parameters frozen"),
+        Case(gradients_of(frozen=[0], leftover=True), label="a frozen parameter with an old gradient"),
+        Case(gradients_of(unused=[1]), label="a parameter that only the last rank used"),
+    ],
+    expected=averaged_expected,
+    call=averaged,
+    may_change=True,
+    may_use=COLLECTIVES,
+    takes_group=True,
+    least_bytes=trained_bytes,
+    signatures=[
+        gradient_for_a_frozen_one,
+        parameters_changed,
+        parameters_averaged,
+        mean_in_a_copy,
+        own_gradient_alone,
+        mean_over_those_who_have_one,
+    ],
+    hints=[
+        "The mean is a sum over the ranks, divided by n. Which collective leaves the sum on every rank?",
+        "What about parameters with no gradient:\n"
+        "                     rank 0     rank 1     both must\n"
+        "    p used by both   grad       grad       all-reduce\n"
+        "    p used by one    grad       None       all-reduce: None counts as zeros\n"
+        "    p frozen         None       None       pass over it",
+        "For each parameter that requires a gradient: if `p.grad` is None, make it `torch.zeros_like(p)`; then "
+        "`dist.all_reduce(p.grad, group=group)`, then `p.grad /= n`.",
+    ],
+    advice={
+        "scaled": "Divide by the size of the group, once.",
+        "calls_left_out": UNUSED,
+        "calls_differ": UNUSED,
+        "nothing_returned": UNUSED,
+        "wrong_kind": UNUSED,
+    },
+    wrong=[
+        Wrong(averages.sums, "a sum where a mean is needed"),
+        Wrong(averages.by_a_fixed_four, "Right on 4 ranks, wrong on 2 and 3."),
+        Wrong(averages.skipping_unused, "rank 1 calls all_reduce of 6 elements"),
+        Wrong(averages.size_without_group, "in a group (ranks 1, 2 and 3 of 4). Pass `group`"),
+        Wrong(averages.with_frozen, "frozen (requires_grad is False), and now it has a gradient"),
+        Wrong(averages.with_frozen_leftover, "frozen (requires_grad is False), and its gradient was changed"),
+        Wrong(averages.in_a_copy, "no `p.grad` holds it"),
+        Wrong(averages.parameters, "itself was reduced, and its gradient was not"),
+        Wrong(averages.rebinding, "as before. A mean was"),
+        Wrong(averages.dividing_alone, "only its own gradient, divided by 4"),
+        Wrong(averages.twice_divided, "divided by n twice"),
+        Wrong(averages.without_group, "ight on the whole world, wrong in a group"),
+        Wrong(averages.never_waiting, "is never waited for"),
+        Wrong(averages.one_by_one_of_each_rank, "4 times the bytes"),
+        Wrong(averages.over_those_who_have_one, "divided by 1, the ranks that have this gradient"),
+        Wrong(averages.to_rank_0, "only rank 0 has the right value"),
+        Wrong(averages.maximum, "all ranks agree, but on a wrong value"),
+    ],
+)
+
+
+# Loss of uneven batches
+
+
+def tokens(valid: Callable[[int, int], int], padding: int | None = None) -> Callable:
+    """Makes the arguments of `gradient_of_share`: valid(rank, n) tokens and some padding, up to 6 tokens if None."""
+
+    def make(rank: int, n: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+        size = 6 if padding is None else valid(rank, n) + padding
+        losses = random_tensor((size,), rng).abs() + 0.1
+        return losses, torch.randperm(size, generator=rng) < valid(rank, n)
+
+    return make
+
+
+def gradient_of_share(answer: Callable, losses: Tensor, valid: Tensor, **group: Any) -> Any:
+    """By how much each token's loss moves what the answer returns."""
+    losses = losses.clone().requires_grad_()
+    share = answer(losses, valid, **group)
+    if not isinstance(share, Tensor) or share.shape != ():
+        return share
+    if share.requires_grad:
+        share.backward()
+    return {"gradient": losses.grad}
+
+
+def weights(weight: Callable[[Tensor, int, int, int], Any]) -> Callable[[list[tuple], int], list]:
+    """weight(valid, tokens of all, tokens of this rank, n): the gradient of each token's loss."""
+
+    def compute(inputs: list[tuple], n: int) -> list[dict[str, Tensor]]:
+        total = int(sum(valid.sum() for _, valid in inputs))
+        return [
+            {"gradient": torch.zeros_like(losses) + weight(valid.float(), total, int(valid.sum()), n)}
+            for losses, valid in inputs
+        ]
+
+    return compute
+
+
+def over(numerator: float, count: int) -> float:
+    return numerator / count if count else float("nan")
+
+
+@signature
+def without_a_graph(e: Evidence) -> str | None:
+    if e.where != "`gradient`" or any(e.observed[r] is not None for r in e.wrong):
+        return None
+    return (
+        "the loss that you return has no graph behind it: backward finds nothing to do. Numbers of `.item()` have none"
+    )
+
+
+@signature
+def padding_counts(e: Evidence) -> str | None:
+    """A token that is not valid moves the loss."""
+    if e.where != "`gradient`" or not e.comparable:
+        return None
+    for r in e.wrong:
+        padding = ~e.inputs[r][1]
+        if bool((e.observed[r][padding].nan_to_num() != 0).any()):
+            which = int((padding & (e.observed[r] != 0)).nonzero()[0])
+            return f"rank {r}: token {which} is padding (valid is False), and it has a share in the loss"
+    return None
+
+
+SHARE_OF_MEAN = Exercise(
+    name="share_of_mean",
+    lab="lab1",
+    title="The loss of uneven batches",
+    minutes=15,
+    difficulty=2,
+    reference=loss.share_of_mean,
+    cases=[
+        Case(tokens(lambda rank, n: rank + 2, padding=0), label="2 tokens on rank 0, 3 on rank 1, and so on"),
+        Case(tokens(lambda rank, n: rank + 2), label="6 tokens on each rank, of which 2, 3, ... are valid"),
+        Case(tokens(lambda rank, n: 0 if rank == n - 1 else 5 - rank), label="no valid token on the last rank"),
+    ],
+    expected=weights(lambda valid, total, own, n: valid * n / total),
+    call=gradient_of_share,
+    may_use=COLLECTIVES,
+    takes_group=True,
+    signatures=[
+        without_a_graph,
+        looks_like(
+            weights(lambda valid, total, own, n: valid * over(1, own)),
+            "mean_of_means",
+            "each rank takes the mean of its own tokens. That gives a mean of means: a token counts for more on a rank "
+            "that has few. Divide by the number of tokens on all ranks.",
+        ),
+        looks_like(
+            weights(lambda valid, total, own, n: valid * over(n, own)),
+            "own_count",
+            "divided by the number of valid tokens of this rank alone. Add the numbers of all ranks first.",
+        ),
+        looks_like(
+            weights(lambda valid, total, own, n: valid / total),
+            "without_n",
+            "every gradient is 1/n of what it should be. The gradients will be averaged over the ranks, which divides "
+            "them by n: multiply by n here.",
+        ),
+        looks_like(
+            weights(lambda valid, total, own, n: valid / n),
+            "sum_over_n",
+            "the sum of the losses is divided by n, the number of ranks. It is a mean over tokens: divide by their "
+            "number.",
+        ),
+        looks_like(
+            weights(lambda valid, total, own, n: valid * n),
+            "never_divided",
+            "that is a sum, it is divided by no number of tokens.",
+        ),
+        looks_like(
+            weights(lambda valid, total, own, n: valid * 1.0),
+            "plain_sum",
+            "that is the sum of this rank's losses, it is divided by no number of tokens.",
+        ),
+        looks_like(
+            weights(lambda valid, total, own, n: valid / len(valid)),
+            "by_all_tokens",
+            "divided by the number of all tokens, padding too. Count the valid ones, of all ranks.",
+        ),
+        padding_counts,
+    ],
+    hints=[
+        "The mean over all tokens is a sum of losses, divided by a number of tokens. The sum may stay local, each rank "
+        "its own share: gradients are added up later. The number may not.",
+        "Two ranks, one with 2 valid tokens and one with 4:\n"
+        "                         rank 0            rank 1\n"
+        "    mean of its own      (a + b) / 2       (c + d + e + f) / 4     a counts twice as much as c\n"
+        "    share of the mean    2 (a + b) / 6     2 (c + d + e + f) / 6   all count alike\n"
+        "The 2 in front is n: averaging the gradients divides by it.",
+        "`count = valid.sum()`, summed over the ranks by `dist.all_reduce(count, group=group)`. Return "
+        "`n * losses[valid].sum() / count`.",
+    ],
+    advice={
+        "calls_left_out": "A rank without a valid token must take part in the exchange of counts, too.",
+        "calls_differ": "A rank without a valid token must take part in the exchange of counts, too.",
+    },
+    wrong=[
+        Wrong(shares.mean_of_means, "That gives a mean of means"),
+        Wrong(shares.own_count, "of this rank alone. Add the numbers"),
+        Wrong(shares.without_n, "multiply by n here"),
+        Wrong(shares.without_mask, "is padding (valid is False), and it has a share"),
+        Wrong(shares.counting_padding, "the number of all tokens"),
+        Wrong(shares.as_a_number, "has no graph behind it"),
+        Wrong(shares.leaving_early, "A rank without a valid token must take part"),
+        Wrong(shares.sum_over_n, "is divided by n, the number of ranks"),
+        Wrong(shares.never_divided, "it is divided by no number of tokens"),
+        Wrong(shares.n_times_too_much, "exactly 4 times too large"),
+        Wrong(shares.without_group, "ight on the whole world, wrong in a group"),
+    ],
+)
