@@ -21,8 +21,8 @@ from torch.nn import Parameter
 
 from course_lib.training.clip import Named, Part, clip_grad_norm, grad_norm, scale_gradients, unique
 
-# What matrix products run in, by the name that a person gives.
-PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+# What matrix products run in, by the name that a person gives. In float64 parameters and gradients are, too.
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
 
 CEILING = 2.0**127  # the largest power of two in float32; beyond it the scale itself would be infinite
 
@@ -34,7 +34,7 @@ def autocast(precision: str, device: torch.device | str) -> AbstractContextManag
     """
     if precision not in PRECISIONS:
         raise ValueError(f"there is no precision {precision!r}: choose one of {', '.join(PRECISIONS)}")
-    if precision == "fp32":
+    if precision in ("fp32", "fp64"):
         return nullcontext()
     return torch.autocast(torch.device(device).type, PRECISIONS[precision])
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import Parameter
@@ -140,6 +140,7 @@ def test_without_a_scale_a_step_is_clip_and_step():
     torch.testing.assert_close(list(model.parameters()), list(plain.parameters()))
 
 
+@example([False] * 6, 2.0**126)
 @given(st.lists(st.booleans(), max_size=30), st.sampled_from([1.0, 4.0, 2.0**126]))
 def test_the_scale_stays_in_its_bounds_and_is_torchs_in_between(overflows, start):
     scale = LossScale(start, growth_interval=2)

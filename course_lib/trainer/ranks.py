@@ -1,0 +1,102 @@
+"""How the processes of a run meet: as torchrun says, or one process alone; each with its device."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+
+from course_lib.trainer.options import Refused
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among the others. rank: 0 .. n - 1, in the default group. device: where it trains."""
+
+    rank: int
+    n: int
+    device: torch.device
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the rank that speaks and writes for all."""
+        return self.rank == 0
+
+
+def restarted() -> bool:
+    """Whether torchrun has started this process again after a failure (`--max-restarts`)."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
+def first_here() -> bool:
+    """Whether this process speaks for those of its machine, before they have met."""
+    return os.environ.get("LOCAL_RANK", "0") == "0"
+
+
+@contextmanager
+def met(device: str) -> Iterator[Ranks]:
+    """A process group for the run, while the context lasts; one that exists already is used, and left as it is.
+
+    device: auto, cpu or cuda. With GPUs, CPU tensors travel by gloo and those on GPUs by NCCL. Raises Refused where a
+    machine has GPUs, and fewer than ranks.
+    """
+    place = device_for(device)
+    mine = not dist.is_initialized()
+    if mine:
+        backend = "cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo"
+        if os.environ.get("WORLD_SIZE") == os.environ.get("LOCAL_WORLD_SIZE") and sys.platform == "linux":
+            # One machine: gloo need not ask for the name of its host, which some networks answer slowly or wrongly.
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        if "WORLD_SIZE" in os.environ:
+            dist.init_process_group(backend)
+        else:
+            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    yield Ranks(dist.get_rank(), dist.get_world_size(), place)
+    # Not after an error: NCCL would wait here for peers that may be gone, while they or torchrun wait for us to end.
+    if mine:
+        dist.destroy_process_group()
+
+
+def device_for(device: str) -> torch.device:
+    """The device of this process. Raises Refused for GPUs that are not there."""
+    gpus = torch.cuda.device_count() if device != "cpu" else 0
+    if device == "cuda" and not gpus:
+        raise Refused("--device cuda, and torch finds no GPU here: leave it out to train on the CPU.")
+    if not gpus:
+        return torch.device("cpu")
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if ranks > gpus:
+        raise Refused(
+            f"{ranks} ranks on this machine need {ranks} GPUs and there are {gpus}: start --nproc-per-node {gpus}, or "
+            "add --device cpu."
+        )
+    place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(place)
+    return place
+
+
+def all_or_none(action: Callable[[], T]) -> T:
+    """action() on every rank, with no collective in it. If it fails on any, all raise Refused with the reason.
+
+    Else those that succeeded would go on, and wait in their next collective for a rank that has left.
+    """
+    value, reason = None, None
+    try:
+        value = action()
+    except (ValueError, OSError, RuntimeError, Refused) as error:
+        reason = str(error)
+    reasons = [None] * dist.get_world_size()
+    dist.all_gather_object(reasons, reason)
+    said = {text: rank for rank, text in reversed(list(enumerate(reasons))) if text is not None}
+    if not said:
+        return value
+    everywhere = len(said) == 1 and None not in reasons
+    raise Refused("; ".join(text if everywhere else f"rank {rank}: {text}" for text, rank in said.items()))

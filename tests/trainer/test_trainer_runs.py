@@ -1,0 +1,135 @@
+"""Whole runs: the same losses on 1, 2, 3 and 4 ranks and by both engines; what is written and shown."""
+
+import itertools
+import json
+
+import matplotlib.image
+import pytest
+import torch
+from trainer_runs import log_of, steps_of, validations_of
+
+from course_lib.models import flops_per_token, sized
+from course_lib.training.checkpoint import load
+
+STEPS = ["--steps", "6", "--validate-every", "3", "--save-every", "0", "--precision", "fp64"]
+
+
+@pytest.fixture(scope="module")
+def alone(train, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("alone") / "run"
+    assert train(folder, 1, *STEPS, "--sample", "12") == [0]
+    return folder
+
+
+LAYOUTS = {
+    "1 rank, 4 micro-batches": (1, ["--accumulation", "4"]),
+    "2 ranks": (2, []),
+    "2 ranks, 3 micro-batches": (2, ["--micro", "2"]),
+    "3 ranks": (3, []),
+    "4 ranks": (4, []),
+    "2 ranks, torch's engine": (2, ["--engine", "torch-ddp", "--accumulation", "2"]),
+    "3 ranks, torch's engine": (3, ["--engine", "torch-ddp"]),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_losses_and_weights_are_those_of_one_process(train, alone, layout, tmp_path):
+    ranks, options = LAYOUTS[layout]
+    assert train(tmp_path / "run", ranks, *STEPS, *options) == [0] * ranks
+    for seen, expected in zip(steps_of(tmp_path / "run"), steps_of(alone), strict=True):
+        assert seen == pytest.approx(expected, rel=1e-10)
+    for seen, expected in zip(validations_of(tmp_path / "run"), validations_of(alone), strict=True):
+        assert seen == pytest.approx(expected, rel=1e-10)
+    mine, theirs = (load(run / "checkpoints").state["model"] for run in (tmp_path / "run", alone))
+    torch.testing.assert_close(mine, theirs, rtol=1e-8, atol=1e-10)  # Adam divides by small numbers
+
+
+def test_it_learns(alone):
+    losses = [loss for _, loss, *_ in steps_of(alone)]
+    assert losses[0] > 5 and losses[-1] < 3.5
+
+
+def test_the_log_says_what_ran_and_how_fast(alone):
+    begun, *lines = log_of(alone)
+    assert begun.items() >= {"event": "begun", "step": 0, "ranks": 1, "micro": 12, "accumulation": 1}.items()
+    assert [line["step"] for line in lines if "event" not in line] == [1, 2, 3, 4, 5, 6]
+    assert [(line["event"], line["step"]) for line in lines if "event" in line] == [
+        ("validated", 3),
+        ("validated", 6),
+        ("saved", 6),
+    ]
+    line = lines[-3]
+    assert line["tokens_per_second"] == pytest.approx(12 * 32 / line["seconds"])
+    flops = flops_per_token(sized("tiny"), 32)
+    assert line["mfu"] == pytest.approx(line["tokens_per_second"] * flops / begun["peak_flops"])
+    assert line["memory_bytes"] > 100e6
+
+
+def test_the_loss_is_drawn_and_a_sample_written(alone):
+    pixels = matplotlib.image.imread(alone / "loss.png")
+    assert pixels.shape[:2] == (520, 910) and pixels.std() > 0.05
+    assert (alone / "sample.txt").read_text(encoding="utf-8").startswith("def ")
+
+
+def test_a_longer_interval_gives_the_same_lines(train, alone, tmp_path):
+    assert train(tmp_path / "run", 1, *STEPS, "--log-every", "4") == [0]
+    assert steps_of(tmp_path / "run") == steps_of(alone)
+    with_speed = [line["step"] for line in log_of(tmp_path / "run") if "seconds" in line]
+    assert with_speed == [3, 4, 6]  # a validation tells what there is
+
+
+def test_the_validation_loss_is_the_mean_over_its_tokens(alone, text):
+    """Worked out here from the checkpoint, one sequence at a time."""
+    from course_lib.models import GPT
+    from course_lib.training.data import prepare
+    from course_lib.training.loss import token_losses
+
+    model = GPT(sized("tiny", max_seq_len=32)).double()
+    model.load_state_dict(load(alone / "checkpoints").state["model"])
+    data = prepare(text, seq_len=32).validation
+    losses = []
+    for i in range(5):
+        tokens, labels, documents = data.batch([i])
+        each, valid = token_losses(model(tokens, documents), labels)
+        losses += each[valid].tolist()
+    assert validations_of(alone)[-1][1] == pytest.approx(sum(losses) / len(losses), rel=1e-10)
+
+
+def test_in_float16_a_step_left_out_leaves_the_schedule_where_it_is(train, tmp_path):
+    options = ["--steps", "10", "--precision", "fp16", "--warmup", "5", "--validate-every", "0"]
+    assert train(tmp_path / "run", 2, *options, scale=2.0**25) == [0, 0]
+    steps = steps_of(tmp_path / "run")
+    taken = [taken for *_, taken in steps]
+    assert not taken[0] and taken[-1], "the scale must be too large at first and fit later, or nothing is shown"
+    for (_, _, before, _, was_taken), (_, _, after, *_) in itertools.pairwise(steps):
+        assert (after == before) == (not was_taken)
+
+
+OTHERS = [["--precision", "bf16", "--schedule", "wsd"], ["--tokens", "bpe", "--vocab", "300"]]
+
+
+@pytest.mark.parametrize("options", OTHERS, ids=" ".join)
+def test_other_precisions_and_tokens_run(train, options, tmp_path):
+    assert train(tmp_path / "run", 2, "--steps", "3", "--clip", "0", *options) == [0, 0]
+    assert len(steps_of(tmp_path / "run")) == 3
+
+
+def test_a_loss_that_is_no_number_stops_the_run_and_is_not_saved(train, tmp_path):
+    options = ["--steps", "20", "--save-every", "1", "--validate-every", "0"]
+    assert train(tmp_path / "run", 2, *options, "--lr", "1e30", "--warmup", "0", "--clip", "0") == [1, 1]
+    lines = log_of(tmp_path / "run")
+    assert all(abs(line["loss"]) < 1e300 for line in lines if "loss" in line)
+    saved = load(tmp_path / "run" / "checkpoints")
+    assert saved.step == lines[-1]["step"] < 20
+
+
+def test_a_finished_run_has_nothing_to_do_and_more_steps_go_on(train, tmp_path):
+    options = ["--validate-every", "0", "--schedule", "wsd", "--warmup", "1"]
+    assert train(tmp_path / "run", 1, "--steps", "2", *options) == [0]
+    before = (tmp_path / "run" / "log.jsonl").read_text(encoding="utf-8")
+    assert train(tmp_path / "run", 1, "--resume") == [0]
+    assert [line.get("event") for line in log_of(tmp_path / "run")][-1] == "resumed"
+    assert (tmp_path / "run" / "log.jsonl").read_text(encoding="utf-8").startswith(before)
+    assert train(tmp_path / "run", 1, "--resume", "--steps", "3") == [0]
+    assert [step for step, *_ in steps_of(tmp_path / "run")] == [1, 2, 3]
+    assert json.loads((tmp_path / "run" / "options.json").read_text(encoding="utf-8"))["steps"] == 3
