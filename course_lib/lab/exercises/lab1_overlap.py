@@ -307,7 +307,6 @@ BACKWARD_WITH_OVERLAP = Exercise(
         "calls_differ": IN_ORDER,
         "calls_left_out": "One gradient may complete the bucket that others waited for: launch all that can go, not "
         "one.",
-        "one.",
         "in_another_order": IN_ORDER,
         "touches_what_it_reduces": "Launch a bucket once all its gradients have come, and divide after `work.wait()`.",
         "scaled": "Divide once the sum is there: after `work.wait()`.",
