@@ -9,11 +9,12 @@ One rule holds it together: **every rank sends the same buckets in the same orde
 come in, because the ranks' all-reduces are matched by nothing but their order. So a bucket that is complete waits for
 those before it in line; what nobody used is sent as zeros; and a rank whose backward broke still sends what it owes.
 
-Gradients meet the bucket when it is sent, not before. After `zero_grad()` autograd keeps the first gradient it gets as
-it is, with no copy; sending then moves it into the bucket and divides it by the number of ranks in the same pass over
-memory, and `p.grad` becomes the view. (Adding to a view full of zeros would read and write everything once more, and
-dividing the sum once more still.) To divide first and add then also keeps a float16 sum from overflowing. Whatever
-`p.grad` is at that moment is what counts: accumulated by earlier backwards, replaced by the user, or the view itself.
+A gradient meets its bucket when it is complete, not before. After `zero_grad()` autograd keeps the first gradient it
+gets as it is, with no copy. While that is still in the cache it is moved into the bucket and divided by the number of
+ranks, in one pass over memory, and `p.grad` becomes the view. (To add to a view full of zeros would read and write
+everything once more, and to divide the sum once more still.) To divide first and add then also keeps a float16 sum from
+overflowing. Whatever `p.grad` is at that moment is what counts: accumulated by earlier backwards, replaced by the user,
+or the view itself.
 """
 
 from __future__ import annotations
@@ -74,6 +75,8 @@ class Reducer:
         index_of = {id(p): index for index, p in enumerate(self.parameters)}
         self._indices = [[index_of[id(p)] for p in bucket.parameters] for bucket in self.buckets]
         self._bucket_of = {index: place for place, its in enumerate(self._indices) for index in its}
+        views = zip(sum(self._indices, []), (view for bucket in self.buckets for view in bucket.views), strict=True)
+        self._view_of = dict(views)
 
     def rebuild(self) -> None:
         """After the first backward, once: buckets anew, in the order in which rank 0's gradients came.
@@ -138,29 +141,26 @@ class Reducer:
             self._count(index)
 
     def _count(self, index: int) -> None:
+        """A parameter has what it will have in this backward: move it, and send the buckets that are complete now."""
+        self._move(self.parameters[index], index)
         self._arrived[index] = True
         self._missing[self._bucket_of[index]] -= 1
         while len(self._finish) < len(self.buckets) and not self._missing[len(self._finish)]:
-            self._send(len(self._finish))
+            self._finish.append(self._reduce(self.buckets[len(self._finish)]))
 
-    def _send(self, place: int) -> None:
-        bucket = self.buckets[place]
-        scale = 1.0 if self.hook else 1 / self.divisor
-        for index, p, view in zip(self._indices[place], bucket.parameters, bucket.views, strict=True):
-            grad = p.grad
-            if grad is None:
-                view.zero_()
-                continue
-            self._used[index] = True
-            if grad is view:
-                if scale != 1:
-                    view.mul_(scale)
-                continue
-            if grad.requires_grad or grad.layout is not torch.strided:
-                raise RuntimeError(_unfit(self.names[index], grad))
-            torch.mul(grad, scale, out=view)
+    def _move(self, p: Parameter, index: int) -> None:
+        """This rank's share of the mean into the bucket: p.grad / n, or zeros where there is none. (A hook divides.)"""
+        view, grad = self._view_of[index], p.grad
+        if grad is None:
+            view.zero_()
+            return
+        if grad.requires_grad or grad.layout is not torch.strided:
+            raise RuntimeError(_unfit(self.names[index], grad))
+        self._used[index] = True
+        if not (grad is view and self.hook):
+            torch.mul(grad, 1 if self.hook else 1 / self.divisor, out=view)
+        if grad is not view:
             p.grad = view
-        self._finish.append(self._reduce(bucket))
 
     def _reduce(self, bucket: Bucket) -> Callable[[], object]:
         if self.hook:
@@ -170,6 +170,9 @@ class Reducer:
     def _end(self) -> None:
         """Backward has ended. Raises RuntimeError where parameters have no gradient and that was not allowed for."""
         late = [index for index, arrived in enumerate(self._arrived) if not arrived]
+        if len(late) == len(self.parameters) and not self.find_unused:
+            self.running = False  # torch.autograd.grad passed through, on its way to other tensors than parameters
+            return
         if late and not self.find_unused:
             raise RuntimeError(unused.refusal([self.names[index] for index in late], self.rank))
         for index in late:
@@ -185,7 +188,7 @@ class Reducer:
             if self.hook and self.divisor != self.n:
                 bucket.flat.mul_(self.n / self.divisor)  # hooks divide by n
         if self.find_unused and attach:
-            somewhere.attach(self.buckets, self._indices)
+            somewhere.attach(self.parameters, self._view_of)
         self.running = False
         self.reductions += 1
 
@@ -193,15 +196,14 @@ class Reducer:
         """Take part in the others' reduction with zeros. attach: the means become this rank's gradients too."""
         for p in self.parameters:
             p.grad = None
+        for bucket in self.buckets:
+            bucket.flat.zero_()
         self._used = [False] * len(self.parameters)
-        self._finish = []
-        for place in range(len(self.buckets)):
-            self._send(place)
+        self._finish = [self._reduce(bucket) for bucket in self.buckets]
         self._wait(attach)
         if attach and not self.find_unused:
-            for bucket in self.buckets:
-                for p, view in zip(bucket.parameters, bucket.views, strict=True):
-                    p.grad = view
+            for index, p in enumerate(self.parameters):
+                p.grad = self._view_of[index]
 
     def recover(self) -> None:
         """Before a forward: if the last backward broke, send what it still owes, and drop its gradients.

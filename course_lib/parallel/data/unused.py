@@ -7,15 +7,13 @@ do: one that the loss does not use, or several forwards under one backward, chan
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.graph import Node, get_gradient_edge
 from torch.nn import Parameter
-
-from course_lib.parallel.data.buckets import Bucket
 
 
 def accumulators(parameters: Sequence[Parameter]) -> list[Node]:
@@ -39,20 +37,18 @@ class UsedSomewhere:
         self._flags = torch.tensor(used, dtype=torch.uint8, device=device)
         self._work = dist.all_reduce(self._flags, dist.ReduceOp.MAX, group=group, async_op=True)
 
-    def attach(self, buckets: Sequence[Bucket], indices: Sequence[Sequence[int]]) -> None:
-        """Give a parameter that only others used the mean in its bucket; one that nobody used keeps what it had.
+    def attach(self, parameters: Sequence[Parameter], means: Mapping[int, Tensor]) -> None:
+        """Give a parameter that only others used its mean; one that nobody used keeps what it had.
 
-        indices: of the parameters of each bucket. The flags come to the host, which waits for a GPU, only where this
-        rank leaves a parameter unused.
+        means: by index, complete. The flags come to the host, which waits for a GPU, only where this rank left a
+        parameter unused.
         """
         self._work.wait()
         if all(self._used):
             return
-        somewhere = self._flags.tolist()
-        for bucket, its in zip(buckets, indices, strict=True):
-            for index, p, view in zip(its, bucket.parameters, bucket.views, strict=True):
-                if somewhere[index] and not self._used[index]:
-                    p.grad = view
+        for index, somewhere in enumerate(self._flags.tolist()):
+            if somewhere and not self._used[index]:
+                parameters[index].grad = means[index]
 
 
 def refusal(names: Sequence[str], rank: int) -> str:
