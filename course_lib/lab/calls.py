@@ -24,7 +24,8 @@ from course_lib.spmd.report import Op
 class Collective:
     """One call of one rank. line: of the answer's file, 0 where it is not on the stack. memory: where the tensor's
     first byte lies. begun, ended: places in the order of events on this rank; ended is None for a call that was never
-    waited for. changed: somebody else wrote into its tensor meanwhile.
+    waited for. reduce: "SUM", "MAX", ..., None where nothing is reduced. changed: somebody else wrote into its tensor
+    meanwhile. by_future: somebody holds its future, so that it may be waited for unseen.
     """
 
     name: str
@@ -33,8 +34,10 @@ class Collective:
     line: int
     memory: int
     begun: int
+    reduce: str | None = None
     ended: int | None = None
     changed: bool = False
+    by_future: bool = False
 
 
 class Log:
@@ -56,7 +59,7 @@ class Log:
             return
         first = tensor[0] if isinstance(tensor, list | tuple) and tensor else tensor
         memory = first.data_ptr() if isinstance(first, Tensor) else 0
-        call = Collective(op.name, nbytes(tensor), op.dtype or "", line_of(self._file), memory, self.tick())
+        call = Collective(op.name, nbytes(tensor), op.dtype or "", line_of(self._file), memory, self.tick(), op.reduce)
         self.collectives.append(call)
         self._open[id(op)] = (op, call, first, _version(first))
 
@@ -67,8 +70,8 @@ class Log:
             call.changed = _version(tensor) > version  # torch counts writes; those of the collective itself it does not
 
     def future_taken(self, op: Op) -> None:
-        """Somebody holds the call's future: when it is waited for is not known, that it may be is."""
-        self.ended(op)
+        if id(op) in self._open:
+            self._open[id(op)][1].by_future = True
 
 
 def _version(tensor: Any) -> int:

@@ -94,7 +94,7 @@ def careless_collective(collectives: list[list[Collective]], quote: Quote) -> Fo
             f"the tensor given to the {touched.name} of {quote(touched.line) or 'one of your calls'} is changed before "
             "that is waited for, so nobody knows which values are taken."
         )
-    left = next((call for calls in collectives for call in calls if call.ended is None), None)
+    left = next((call for calls in collectives for call in calls if call.ended is None and not call.by_future), None)
     if left is None:
         return None
     return "never_waits", (

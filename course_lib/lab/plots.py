@@ -56,19 +56,14 @@ def curves(
     return figure
 
 
-def bars(values: Mapping[str, float], title: str, x: str, *, mark: float | None = None, marked: str = "") -> Picture:
-    """One bar for each name, with its value. x: what they show, with units. mark: a line at a value, `marked` says of
-    what.
-    """
+def bars(values: Mapping[str, float], title: str, x: str) -> Picture:
+    """One bar for each name, with its value. x: what they show, with units."""
     figure = Picture(7.6, 1.1 + 0.42 * len(values))
     ax = figure.add_subplot()
     rows = range(len(values))
     ax.barh(rows, list(values.values()), 0.62, color=BLUE)
     for row, value in enumerate(values.values()):
         ax.text(value, row, " " + show.number(value), va="center", fontsize=9, color=INK)
-    if mark is not None:
-        ax.axvline(mark, color=QUIET, linewidth=1.0, linestyle=(0, (4, 3)), label=marked)
-        ax.legend(frameon=False, fontsize=9, labelcolor=INK, loc="best")
     picture.plain_axes(ax)
     picture.title(ax, title)
     ax.set_xlabel(x, fontsize=9, color=INK)

@@ -4,8 +4,20 @@ from __future__ import annotations
 
 from course_lib.lab.exercises.lab1_average import AVERAGE_GRADIENTS, SHARE_OF_MEAN
 from course_lib.lab.exercises.lab1_buckets import PACK_BUCKETS
+from course_lib.lab.exercises.lab1_compress import BF16_COMPRESS, POWER_SGD_ROUND
 from course_lib.lab.exercises.lab1_order import EPOCH_SHARE
 from course_lib.lab.exercises.lab1_overlap import BACKWARD_WITH_OVERLAP
+from course_lib.lab.exercises.lab1_precision import SCALED_STEP
 from course_lib.lab.exercises.lab1_windows import TRAIN_IN_WINDOWS
 
-EXERCISES = [AVERAGE_GRADIENTS, SHARE_OF_MEAN, PACK_BUCKETS, BACKWARD_WITH_OVERLAP, TRAIN_IN_WINDOWS, EPOCH_SHARE]
+EXERCISES = [
+    AVERAGE_GRADIENTS,
+    SHARE_OF_MEAN,
+    PACK_BUCKETS,
+    BACKWARD_WITH_OVERLAP,
+    TRAIN_IN_WINDOWS,
+    EPOCH_SHARE,
+    SCALED_STEP,
+    BF16_COMPRESS,
+    POWER_SGD_ROUND,
+]

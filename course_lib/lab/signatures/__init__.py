@@ -91,14 +91,16 @@ def explain(e: Evidence, own: Iterable[Signature] = ()) -> tuple[str, str]:
     raise ValueError("nothing is wrong here: every rank has the right value")
 
 
-def looks_like(compute: Callable[[list[tuple], int], list], name: str, sentence: str) -> Signature:
+def looks_like(compute: Callable[[list[tuple], int], list], name: str, sentence: str, part: str = "") -> Signature:
     """A signature for an exercise: what the wrong ranks returned is what `compute(inputs, n)` gives, rank by rank.
 
-    `compute` may leave out parts of a value.
+    `compute` may leave out parts of a value. part: the sentence is about this one, and said only where it is wrong.
     """
 
     @signature
     def find(e: Evidence) -> str | None:
+        if part and e.where != f"`{part}`":
+            return None
         mistaken = compute(e.inputs, e.n)
         returned = e.returned or e.observed
         return sentence if all(_holds(returned[r], mistaken[r]) for r in e.wrong) else None

@@ -128,16 +128,18 @@ def _times(factor: Fraction) -> str:
 
 def _factor(got: Tensor, want: Tensor) -> Fraction | None:
     """The simple fraction that every element of `got` is of `want`; None if there is none, or it is 1 or 0."""
-    want, got = want.flatten().double(), got.flatten().double()
+    dtype, want, got = want.dtype, want.flatten().double(), got.flatten().double()
     if not want.numel() or not want.any():
         return None
     i = int(want.abs().argmax())
     ratio = (got[i] / want[i]).item()
     if not abs(ratio) < 1e6:  # NaN too
         return None
-    factor = Fraction(ratio).limit_denominator(64)
+    rounding = tolerance(dtype)
+    factor = Fraction(ratio).limit_denominator(64 if rounding < 1e-3 else 4)
+    near = max(1e-4, rounding)
     if factor in (0, 1) or not torch.allclose(
-        got, want * float(factor), rtol=1e-4, atol=1e-4 * want.abs().max().item()
+        got, want * float(factor), rtol=near, atol=near * want.abs().max().item()
     ):
         return None
     return factor

@@ -156,11 +156,10 @@ def each_gradient_again(loss: Tensor, buckets: Sequence[Bucket], group: Group = 
 
     def there(index: int) -> None:
         works.append(dist.all_reduce(buckets[index].flat, group=group, async_op=True))
+        works[-1].wait()
 
     with when_gradients_are_there(buckets, there):
         loss.backward()
-    for work in works:
-        work.wait()
     for bucket in buckets:
         bucket.flat /= dist.get_world_size(group)
 
