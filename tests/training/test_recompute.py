@@ -5,11 +5,14 @@ from itertools import pairwise
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from course_lib import spmd
 from course_lib.models import GPT, GPTConfig
+from course_lib.parallel.data import DistributedDataParallel
 from course_lib.training.recompute import MATMULS, recompute, saved_bytes
 
 CONFIG = GPTConfig(vocab_size=19, dim=24, n_layers=3, n_heads=4, n_kv_heads=2, ffn_dim=32, max_seq_len=256)
@@ -170,6 +173,27 @@ def test_a_copy_recomputes_its_own_layers():
     loss_of(twin).backward()
     assert twin.layers[0].ffn.up.weight.grad.any()
     assert model.layers[0].ffn.up.weight.grad is None
+
+
+def gradients_under_ddp(wrap):
+    """This rank's gradients of three models over its own rows, recomputed in three ways."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    found = []
+    for how in (lambda m: None, HOWS["every second"], HOWS["matmuls kept"]):
+        model = GPT(CONFIG).double()
+        how(model)
+        wrapped = wrap(model)
+        rows = torch.randint(19, (n, 20), generator=torch.Generator().manual_seed(4))
+        loss_of(wrapped, rows[rank : rank + 1]).backward()
+        found.append([p.grad for p in model.parameters()])
+    return found
+
+
+@pytest.mark.parametrize("wrap", [nn.parallel.DistributedDataParallel, DistributedDataParallel], ids=["torch", "ours"])
+def test_data_parallel_gradients_are_the_same_to_the_bit(wrap):
+    for plain, *recomputed in spmd.run(gradients_under_ddp, wrap, ranks=2, show=False):
+        for gradients_of_one in recomputed:
+            assert all(torch.equal(a, b) for a, b in zip(plain, gradients_of_one, strict=True))
 
 
 @pytest.mark.parametrize(
