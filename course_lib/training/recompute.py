@@ -41,6 +41,7 @@ def recompute(modules: Sequence[nn.Module], every: int = 1, keep: Collection = (
     """Let every `every`-th of the modules, from the first on, forget its activations and recompute them in backward.
 
     keep: operators (torch.ops.aten....) whose results are kept all the same. MATMULS keeps all that is dear to make.
+    Torch then asks a Python function about every operator, which small layers take longer for than they save.
 
     Values and gradients stay the same to the bit, dropout included: the random numbers of a module are drawn again from
     the same state. Its name, parameters and class stay as they are. To be called before the model is wrapped.
