@@ -36,5 +36,5 @@ def _text(op: Op, answer: Callable, file: str | None) -> str:
     if op.shape is None or op.dtype == "ranks":
         return op.name + line
     count = math.prod(op.shape)
-    kind = "" if op.reduce in (None, "SUM") else f" {op.reduce} of"
-    return f"{op.name}{kind or ' of'} {count} element{'s' * (count != 1)}, {op.dtype}{line}"
+    kind = "" if op.reduce in (None, "SUM") else f" ({op.reduce})"
+    return f"{op.name}{kind} of {count} element{'s' * (count != 1)}, {op.dtype}{line}"

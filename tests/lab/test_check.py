@@ -380,3 +380,60 @@ def test_not_attempted_takes_no_ranks(monkeypatch):
     stub = {}
     exec("def pass_left(x):\n    raise NotImplementedError", stub)
     assert examine(SHIFT, stub["pass_left"]).state == NOT_ATTEMPTED
+
+
+# Answers that use torch's collectives
+
+SUM = Exercise(
+    name="pass_left",
+    lab="lab1",
+    title="Sum",
+    minutes=5,
+    difficulty=1,
+    reference=lambda x: dist.all_reduce(x) or x,
+    cases=[vector(lambda n: 3), vector(lambda n: 4)],
+    expected=lambda inputs, n: [sum(x for (x,) in inputs)] * n,
+    may_change=True,
+    may_use=exercise.COLLECTIVES,
+    least_bytes=lambda n, rank, args: args[0].numel() * 4,
+)
+
+
+def test_a_rank_that_leaves_a_collective_out():
+    def leaves(x):
+        if len(x) == 4 and dist.get_rank() == 1:
+            return x
+        dist.all_reduce(x)
+        return x
+
+    verdict = reject(leaves, "Where rank 1 has returned and calls nothing, rank 0 calls all_reduce of 4 elements", SUM)
+    assert verdict.signature == "calls_left_out" and "(line " in verdict.message.text
+
+
+def test_ranks_whose_collectives_differ_and_nobody_notices():
+    def differ(x):
+        dist.all_reduce(x if dist.get_rank() == 0 else x[: len(x) // 2 * 2].clone(), op=dist.ReduceOp.SUM)
+        dist.all_reduce(x.double() if dist.get_rank() == 0 else x.to(torch.int64))
+        return x
+
+    verdict = reject(differ, "the ranks do not make the same calls: rank 0 calls all_reduce of ", SUM)
+    assert verdict.signature == "calls_differ"
+
+
+def test_the_right_sum_for_nothing():
+    def knows(x):
+        peers = [vector(lambda n: len(x)).make(r, dist.get_world_size(), exercise.generator("none")) for r in range(2)]
+        assert peers
+        return sum(
+            SUM.arguments({3: 0, 4: 1}[len(x)], r, dist.get_world_size())[0] for r in range(dist.get_world_size())
+        )
+
+    assert reject(knows, "no rank handed a byte to a collective", SUM).signature == "too_few_bytes"
+
+
+def test_what_a_call_saw_is_not_compared():
+    from course_lib.lab.evidence import Aside, alike, parts
+
+    one, other = ({"x": torch.ones(2), "seen": Aside({"steps": k})} for k in (1, 2))
+    assert [name for name, _ in parts(one)] == ["`x`"] and alike(one, other)
+    assert not alike(one, {"x": torch.zeros(2)}) and not alike(one, {"y": torch.ones(2)})

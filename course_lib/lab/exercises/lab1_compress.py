@@ -34,6 +34,8 @@ def compressed(answer: Callable, flat: Tensor, **group: Any) -> Any:
         returned = log.tick()
         if callable(finish):
             finish()
+        elif isinstance(finish, dist.Work):  # so that it is told what is wrong with it, and not that nobody waits
+            finish.wait()
     begun = [call for call in log.collectives if call.begun < returned]
     waits = [call.line for call in begun if call.ended is not None and call.ended < returned]
     if not callable(finish):
@@ -84,8 +86,6 @@ def another_16_bits(e: Evidence) -> str | None:
     dtypes = e.aside(e.wrong[0]).get("dtypes", [])
     if "float16" in dtypes:
         return "float16 ends at 65,504: larger gradients become infinite. bfloat16 has float32's range"
-    if any(dtype.startswith(("int", "uint")) for dtype in dtypes):
-        return f"the bits of bfloat16 were added as {dtypes[0]}. Let the tensor be bfloat16 when it is reduced"
     return None
 
 
@@ -157,7 +157,6 @@ BF16_COMPRESS = Exercise(
         Wrong(casts.in_float16, "bfloat16 has float32's range"),
         Wrong(casts.returning_the_work, "Return the function `finish` itself"),
         Wrong(casts.calling_finish, "returned None. Return the function `finish`"),
-        Wrong(casts.bits_as_integers, "were added as int16"),
         Wrong(casts.without_group, "ight on the whole world, wrong in a group"),
     ],
 )
@@ -207,7 +206,7 @@ def simulate(inputs: list[tuple], n: int, **mistake: Any) -> list[dict[str, Tens
             ps = [torch.linalg.qr(p)[0] for p in ps]
         own = [w.T @ p for w, p in zip(wanted, ps, strict=True)]
         new = own if mistake.get("q") == "own" else [sum(own) / n] * n
-        right = [p @ q.T for p, q in zip(ps, new, strict=True)]
+        right = [p @ q.T for p, q in zip(ps, qs if mistake.get("q") == "unused" else new, strict=True)]
         for r in range(n):
             found[r] |= {f"{number} approximation": right[r]}
         errors = [w - a for w, a in zip(wanted, right, strict=True)]
@@ -277,7 +276,7 @@ POWER_SGD_ROUND = Exercise(
     minutes=25,
     difficulty=3,
     reference=compress.power_sgd_round,
-    cases=[matrices(5, 3, 1, False), matrices(4, 6, 2, True)],
+    cases=[matrices(4, 6, 2, True), matrices(5, 3, 1, False)],
     expected=simulate,
     call=two_rounds,
     may_change=True,
@@ -322,11 +321,11 @@ POWER_SGD_ROUND = Exercise(
             feedback=False,
         ),
         mistaken(
-            "without_feedback_later",
-            "the error of the first round has no part in the second: what it did not send is lost. Begin with "
-            "`gradient + error`.",
-            "second approximation",
-            feedback=False,
+            "old_q_in_the_product",
+            "the approximation is p times the q that came in. The new q belongs there: `wanted.T @ p`, averaged over "
+            "the ranks.",
+            "first approximation",
+            q="unused",
         ),
         mistaken(
             "error_dropped",
@@ -390,9 +389,9 @@ POWER_SGD_ROUND = Exercise(
         "too_many_bytes": "Only p and q travel, never a whole matrix.",
     },
     wrong=[
-        Wrong(powers.without_feedback, "the error of the first round has no part in the second"),
+        Wrong(powers.without_feedback, "what earlier rounds did not send is lost"),
         Wrong(powers.error_dropped, "the error is zero"),
-        Wrong(powers.old_error, "the error is"),
+        Wrong(powers.old_error, "the error is the one that came in"),
         Wrong(powers.error_of_the_gradient, "forgets what was missing before"),
         Wrong(powers.error_turned_round, "the error has the wrong sign"),
         Wrong(powers.error_of_its_own_approximation, "this rank's own approximation"),
@@ -405,7 +404,7 @@ POWER_SGD_ROUND = Exercise(
         Wrong(powers.returning_the_old_q, "with the q that the first began with"),
         Wrong(powers.everything_reduced, "Only p and q travel"),
         Wrong(powers.order_of_results, "the approximation, the error, q"),
-        Wrong(powers.q_reduced_before_p_is_used, "rank 0"),
+        Wrong(powers.old_q_in_the_product, "p times the q that came in"),
         Wrong(powers.without_group, "ight on the whole world, wrong in a group"),
     ],
 )

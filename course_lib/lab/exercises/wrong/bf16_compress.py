@@ -108,17 +108,6 @@ def calling_finish(flat: Tensor, group: Group = None) -> None:
     return finish()
 
 
-def bits_as_integers(flat: Tensor, group: Group = None) -> Callable[[], None]:
-    half = (flat / dist.get_world_size(group)).to(torch.bfloat16).view(torch.int16)
-    work = dist.all_reduce(half, group=group, async_op=True)
-
-    def finish() -> None:
-        work.wait()
-        flat.copy_(half.view(torch.bfloat16))
-
-    return finish
-
-
 def without_group(flat: Tensor, group: Group = None) -> Callable[[], None]:
     half = (flat / dist.get_world_size(group)).to(torch.bfloat16)
     work = dist.all_reduce(half, async_op=True)

@@ -114,7 +114,7 @@ def order_of_results(gradient: Tensor, error: Tensor, q: Tensor, group: Group = 
     return p @ q.T, q, wanted - p @ q.T
 
 
-def q_reduced_before_p_is_used(gradient: Tensor, error: Tensor, q: Tensor, group: Group = None) -> Round:
+def old_q_in_the_product(gradient: Tensor, error: Tensor, q: Tensor, group: Group = None) -> Round:
     wanted = gradient + error
     p = torch.linalg.qr(total(wanted @ q, group))[0]
     return p @ q.T, wanted - p @ q.T, q
