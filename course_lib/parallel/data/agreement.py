@@ -55,10 +55,12 @@ def first_difference(told: Sequence[Sequence[tuple[str, str]]]) -> str:
     at_rank_0 = _at(told[0], place, nothing)
     others = [rank for rank, lines in enumerate(told) if _at(lines, place, nothing) != at_rank_0]
     one = _at(told[others[0]], place, nothing)
-    same = [rank for rank in others if _at(told[rank], place, nothing) == one]
+    alike = [rank for rank in others if _at(told[rank], place, nothing) == one]
+    more = [rank for rank in others if rank not in alike]
+    and_more = f", and {_ranks(more)} something else" if more else ""
     return (
-        f"the ranks did not wrap the same module: rank 0 has {_line(at_rank_0)} where {_ranks(same)} {_line(one)}"
-        f"{f'; {_ranks(others)} differ from rank 0' if len(others) > len(same) else ''}. "
+        f"the ranks did not wrap the same module: rank 0 has {_line(at_rank_0)} where {_ranks(alike)} "
+        f"{'has' if len(alike) == 1 else 'have'} {_line(one)}{and_more}. "
         "Build the module from the same configuration, in the same order, on every rank"
     )
 
@@ -72,9 +74,7 @@ def _line(line: tuple[str, str]) -> str:
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    if len(ranks) == 1:
-        return f"rank {ranks[0]} has"
-    return f"ranks {', '.join(map(str, ranks[:8]))}{' ...' if len(ranks) > 8 else ''} have"
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:8]))}{' ...' if len(ranks) > 8 else ''}"
 
 
 def broadcast_together(tensors: Sequence[Tensor], group: dist.ProcessGroup | None = None, root: int = 0) -> None:
@@ -123,7 +123,8 @@ def require_same_values(named: Mapping[str, Tensor], group: dist.ProcessGroup | 
     usual, _ = Counter(values).most_common(1)[0]  # of equal counts, the one met first: rank 0's
     odd = [rank for rank, value in enumerate(values) if value != usual]
     raise RuntimeError(
-        f"the parameters have drifted apart: {_ranks(odd)} other values in `{list(named)[place]}` than the rest; "
+        f"the parameters have drifted apart: {_ranks(odd)} {'has' if len(odd) == 1 else 'have'} other values in "
+        f"`{list(named)[place]}` than the rest; "
         f"{int(differs.sum())} of {len(named)} parameters differ. Something changed them outside the reduction: an "
         "update that not all ranks made, a gradient changed after it was reduced, other optimizer states"
     )

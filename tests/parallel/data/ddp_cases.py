@@ -1,4 +1,4 @@
-"""A small model with everything in it that data parallelism must get right, and the same training with and without it."""
+"""A small model with everything in it that data parallelism must get right; trained with it and without."""
 
 import copy
 

@@ -202,7 +202,8 @@ def recomputed():
 
         def forward(self, x):
             for layer in self.layers:
-                x = torch.tanh(layer(x) if self.reentrant is None else checkpoint(layer, x, use_reentrant=self.reentrant))
+                again = self.reentrant
+                x = torch.tanh(layer(x) if again is None else checkpoint(layer, x, use_reentrant=again))
             return x
 
     x = torch.randn(12, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
