@@ -279,6 +279,15 @@ def by_singular_vectors(gradient, error, q, group=None):
     return [approximation, torch.sub(wanted, approximation, out=error), q]
 
 
+def test_what_a_learner_sees_of_a_right_overlap():
+    one = exercise.find("backward_with_overlap")
+    verdict = examine(replace(one, worlds=(2,), cases=one.cases[:1]), one.reference)
+    assert verdict.state == PASSED and verdict.figure is not None, verdict.message
+    told = verdict.message.text
+    assert " on 2 ranks: " in told and "all after backward" in told
+    assert "Each rank handed 6.3 MB to all_reduce: the least possible." in told
+
+
 @pytest.mark.parametrize("case", RIGHT.values(), ids=list(RIGHT))
 def test_a_right_answer_written_otherwise_passes(case):
     name, answer = case

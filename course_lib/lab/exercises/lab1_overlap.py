@@ -25,21 +25,28 @@ LAYERS, WIDTH, ROWS = 6, 512, 256  # of the timed model: a millisecond or more o
 IN_ORDER = "Gradients come in another order on each rank: launch bucket i only after bucket i - 1."
 
 
-def terms(shares: Sequence[Tensor], order: Sequence[int], late: bool) -> tuple[Tensor, list[Parameter]]:
+Built = tuple[list[Parameter], Callable[[], Tensor]]  # a model's parameters, and its forward, which returns the loss
+
+
+def terms(shares: Sequence[Tensor], order: Sequence[int], late: bool) -> Built:
     """A loss of one term for each parameter, whose gradient is its share. order: in which the terms are computed.
 
     Backward takes the last one first. late: it begins a little later than on other ranks.
     """
     parameters = [Parameter(torch.zeros_like(share)) for share in shares]
-    loss = torch.zeros((), dtype=shares[0].dtype)
-    for i in order:
-        loss = loss + (parameters[i] * shares[i]).sum()
-    if late:
-        loss.register_hook(lambda grad: time.sleep(LATE_S))
-    return loss, parameters
+
+    def forward() -> Tensor:
+        loss = torch.zeros((), dtype=shares[0].dtype)
+        for i in order:
+            loss = loss + (parameters[i] * shares[i]).sum()
+        if late:
+            loss.register_hook(lambda grad: time.sleep(LATE_S))
+        return loss
+
+    return parameters, forward
 
 
-def chain(x: Tensor) -> tuple[Tensor, list[Parameter]]:
+def chain(x: Tensor) -> Built:
     """A chain of layers, each a matrix product. What backward does for each is on the timeline."""
     parameters = [Parameter(torch.eye(x.shape[1])) for _ in range(LAYERS)]
     began = [0]
@@ -50,19 +57,23 @@ def chain(x: Tensor) -> tuple[Tensor, list[Parameter]]:
             spans.record("backward", began[0], now)
         began[0] = now
 
-    with span("forward"):
-        for p in parameters:
-            x = x @ p
-            x.register_hook(layer_done)
-        loss = x.square().mean()
     # The first layer's input has no gradient whose coming would tell that this layer is done.
     parameters[0].register_post_accumulate_grad_hook(layer_done)
-    return loss, parameters
+
+    def forward() -> Tensor:
+        with span("forward"):
+            out = x
+            for p in parameters:
+                out = out @ p
+                out.register_hook(layer_done)
+            return out.square().mean()
+
+    return parameters, forward
 
 
 def reduced(answer: Callable, build: Callable, layout: list[list[int]], *args: Any, **group: Any) -> dict[str, Any]:
     """The buckets after the answer, and when it launched what. layout: the parameters of each bucket."""
-    loss, parameters = build(*args)
+    parameters, forward = build(*args)
     buckets = [make_bucket([parameters[i] for i in indices]) for indices in layout]
     there: dict[int, int] = {}  # by parameter, when its gradient came
     ended: list[int] = []
@@ -76,7 +87,7 @@ def reduced(answer: Callable, build: Callable, layout: list[list[int]], *args: A
 
         for i, p in enumerate(parameters):
             p.register_post_accumulate_grad_hook(lambda _, i=i: comes(i))
-        answer(loss, buckets, **group)
+        answer(forward(), buckets, **group)
     end = ended[0] if ended else 0
     memory = [bucket.flat.data_ptr() for bucket in buckets]
     launched = [memory.index(call.memory) if call.memory in memory else None for call in log.collectives]
