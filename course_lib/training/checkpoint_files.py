@@ -61,21 +61,17 @@ class Hashing:
 
 
 def write(place: Path, part: str, token: str, value: Any) -> dict[str, Any]:
-    """Write one file and flush it to the disk. Returns its entry in the manifest. A file half written is removed."""
+    """Write one file and flush it to the disk. Returns its entry in the manifest."""
     path = place / f"{part}.{token}.pt"
-    try:
-        with open(path, "wb") as file:
-            hashing = Hashing(file)
-            try:
-                torch.save(value, hashing)
-            except RuntimeError as error:
-                raise hashing.error or error from None
-            file.flush()
-            os.fsync(file.fileno())
-        readable(path, part)
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
+    with open(path, "wb") as file:
+        hashing = Hashing(file)
+        try:
+            torch.save(value, hashing)
+        except RuntimeError as error:
+            raise hashing.error or error from None
+        file.flush()
+        os.fsync(file.fileno())
+    readable(path, part)
     return {"part": part, "name": path.name, "bytes": hashing.size, "sha256": hashing.digest.hexdigest()}
 
 

@@ -186,6 +186,22 @@ def test_whatever_fails_the_older_one_stays(tmp_path, monkeypatch, call, step):
     assert load(tmp_path) == (1, {"a": "old"}, "old", 1)
 
 
+def test_what_fails_once_the_manifest_is_in_place_breaks_nothing(tmp_path, monkeypatch):
+    """The last flush fails: it may not be on the disk, so an error; but what is there is whole and stays."""
+    save(tmp_path, 1, {"a": "old"})
+    calls = iter(range(100))
+
+    def fails_late(_):
+        if next(calls) == 2:  # after the rename
+            raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "flush_folder", fails_late)
+        with pytest.raises(CheckpointError, match="step 1 was not saved.*Input/output error"):
+            save(tmp_path, 1, {"a": "new"})
+    assert load(tmp_path).state == {"a": "new"}
+
+
 def test_what_fails_after_the_save_does_not_undo_it(tmp_path, monkeypatch):
     save(tmp_path, 1, {"a": 1}, keep=1)
 
@@ -366,6 +382,8 @@ def test_killed_at_any_moment(tmp_path, monkeypatch, step):
         found = load(folder)
         assert same(found.state["x"], torch.full((2_000,), found.step)) and found.rank_state == 0
         outcomes.append("old" in found.state)
+        # One that was about to be removed is whole, or does not exist any more.
+        assert [step for step in files.saved(folder) if files.damage_in(folder / files.name_of(step))] == []
         save(folder, 3, {"step": 3}, keep=1)
         assert parts_of(folder) == ["latest", "step-00000003/manifest", "step-00000003/state"]
     assert len(outcomes) >= 15  # the calls of one save

@@ -63,6 +63,31 @@ def test_a_folder_is_read_in_the_order_of_names(tmp_path):
     assert corpus(tmp_path) == ["B.txt", "a.txt", "b.txt", "c/z.md", "c/d/e", "tests/kept.txt"]
 
 
+def test_the_order_is_not_that_of_the_disk(tmp_path, monkeypatch):
+    written(tmp_path, {name: name for name in ("a/1", "a/2", "b/1", "c", "d")})
+    scandir = os.scandir
+
+    class Backwards:
+        def __init__(self, folder):
+            with scandir(folder) as entries:
+                self.entries = iter(sorted(entries, key=lambda entry: entry.name, reverse=True))
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            return next(self.entries)
+
+    monkeypatch.setattr(os, "scandir", Backwards)
+    assert corpus(tmp_path) == ["c", "d", "a/1", "a/2", "b/1"]
+
+
 def test_files_without_text_are_left_out_and_a_byte_order_mark_is_no_text(tmp_path):
     written(tmp_path, {"a": b"", "b": b" \n", "c": b"\xef\xbb\xbfwords", "d": b"\xef\xbb\xbf"})
     assert corpus(tmp_path) == ["words"]

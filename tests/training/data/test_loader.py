@@ -8,7 +8,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from course_lib.training.data import Loader, Packed, corpus, epoch_share, prepare
+from course_lib.training.data import Loader, Packed, corpus, epoch_share, prepare, split, train_bpe
 from course_lib.training.data.order import Order
 
 END = 60_000
@@ -223,6 +223,15 @@ def test_from_files_to_batches_and_back_to_text(tmp_path, kind):
     assert tokenizer.vocab_size == {"bytes": 257, "bpe": 300}[kind]
     again = prepare(tmp_path, kind, seq_len=16, vocab_size=300)
     assert again.training.fingerprint == training.fingerprint != validation.fingerprint
+
+
+def test_byte_pairs_are_learned_from_the_training_documents_alone(tmp_path):
+    for i in range(40):
+        (tmp_path / f"{i:02}.txt").write_text(f"document {chr(97 + i % 26)}{i} " * 20)
+    training, validation = split(corpus(tmp_path))
+    learned = {len(part): train_bpe(part, 330).name for part in (training, validation, training + validation)}
+    assert len(set(learned.values())) == 3
+    assert prepare(tmp_path, "bpe", seq_len=16, vocab_size=330).tokenizer.name == learned[len(training)]
 
 
 def test_too_short_says_which_part(tmp_path):
