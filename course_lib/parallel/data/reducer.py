@@ -41,7 +41,7 @@ class Reducer:
 
     names, parameters: of all that are trained, in the order of registration, the same on every rank.
 
-    `sync` is False inside no_sync. `forward_synced` tells whether the last forward was outside of it.
+    `sync` is False inside no_sync. `forward_synced` tells whether the last forward with gradients was outside of it.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Reducer:
     def rebuild(self) -> None:
         """After the first backward, once: buckets anew, in the order in which rank 0's gradients came.
 
-        Gradients that are views of the old buckets stay valid; they move when they are next sent.
+        Gradients that are views of the old buckets stay valid; they move when next a backward completes them.
         """
         if self._order is None or not self.reductions:
             return
@@ -157,10 +157,11 @@ class Reducer:
         if grad.requires_grad or grad.layout is not torch.strided:
             raise RuntimeError(_unfit(self.names[index], grad))
         self._used[index] = True
-        if not (grad is view and self.hook):
-            torch.mul(grad, 1 if self.hook else 1 / self.divisor, out=view)
-        if grad is not view:
-            p.grad = view
+        if not self.hook:
+            torch.mul(grad, 1 / self.divisor, out=view)
+        elif grad is not view:
+            view.copy_(grad)
+        p.grad = view
 
     def _reduce(self, bucket: Bucket) -> Callable[[], object]:
         if self.hook:
