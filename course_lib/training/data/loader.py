@@ -21,13 +21,14 @@ class Loader:
     the loss rule (`training.loss`) weighs by tokens, so the gradient is still that of the whole batch. A batch smaller
     than n would leave ranks with nothing to do in every step and is refused.
 
-    Training has no end: epoch follows epoch, and a step may take the last samples of one and the first of the next.
-    With `passes`, it ends after so many epochs and the last step may be short: it takes what is left, which can be
-    nothing, (0, S), for some ranks. All ranks make the same number of steps.
+    There is no end: epoch follows epoch, and a step may take the last samples of one and the first of the next. So
+    every step is a whole batch, and no sample is left out because the batch does not divide their number.
 
-    seed: shuffles each epoch anew; None keeps the order of the data. device: where the batches arrive. ahead: how many
-    are made before they are asked for, by a thread (0: none), which runs from the first batch until the end or
-    `close`; dropping the loader closes it too.
+    seed: shuffles each epoch anew; None keeps the order of the data. device: where the batches arrive; for a GPU they
+    are made in pinned memory, so that the CPU need not wait for the copy. ahead: how many are made before they are asked for, by a
+    thread (0: none), which runs from the first batch until `close`; dropping the loader closes it too. Measured on two
+    CPU cores, a batch of 16 x 256 tokens takes 0.1 ms to make, a step of the smallest model hundreds: there the thread
+    makes no difference that could be measured, either way.
 
     Raises ValueError for sizes that do not fit.
     """
@@ -39,7 +40,6 @@ class Loader:
         rank: int = 0,
         n: int = 1,
         seed: int | None = None,
-        passes: int | None = None,
         device: torch.device | str = "cpu",
         ahead: int = 2,
     ) -> None:
@@ -55,14 +55,8 @@ class Loader:
         self.device = torch.device(device)
         self.ahead = ahead
         self.seen = 0  # samples of the whole job, in the steps handed out so far
-        self.end = None if passes is None else passes * len(dataset)
         self.order = Order(len(dataset), seed)
         self.batches: Iterator[Batch] | None = None  # made ahead, from `seen` on
-
-    @property
-    def epoch(self) -> float:
-        """Passes over the data so far: 1.5 is the middle of the second."""
-        return self.seen / len(self.dataset)
 
     def __iter__(self) -> Loader:
         return self
@@ -70,14 +64,14 @@ class Loader:
     def __next__(self) -> Batch:
         if self.batches is None:
             make = Maker(self.dataset, self.order, self.rank, self.n, self.device)
-            self.batches = prefetch(make, steps(self.seen, self.end, self.batch), self.ahead)
+            self.batches = prefetch(make, steps(self.seen, self.batch), self.ahead)
         try:
             batch = next(self.batches)
-        except BaseException:  # an error in making it, too: a second call tries again, it does not end the epoch
+        except BaseException:  # a second call tries again: an iterator that ended in an error would just seem to end
             self.close()
             raise
         # Counted when handed out, not when made: what was made ahead and never used is made again after a resume.
-        self.seen = self.seen + self.batch if self.end is None else min(self.seen + self.batch, self.end)
+        self.seen += self.batch
         return batch.to(self.device)
 
     def close(self) -> None:
@@ -125,9 +119,8 @@ class Maker:
             return batch.pinned()
 
 
-def steps(start: int, end: int | None, batch: int) -> Iterator[tuple[int, int]]:
-    """(start, stop) of each step from `start` on; the last may be short. Without an `end`, for ever."""
-    while end is None or start < end:
-        stop = start + batch if end is None else min(start + batch, end)
-        yield start, stop
-        start = stop
+def steps(start: int, batch: int) -> Iterator[tuple[int, int]]:
+    """(start, stop) of each step, for ever."""
+    while True:
+        yield start, start + batch
+        start += batch

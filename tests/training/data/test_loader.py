@@ -79,18 +79,6 @@ def test_a_resume_goes_on_at_the_next_sample(samples, batch, later_batch, n, lat
     loader.close()
 
 
-@given(SAMPLES, BATCH, RANKS, st.sampled_from([None, 3]), st.integers(1, 3), AHEAD)
-def test_so_many_passes_see_every_sample_so_often(samples, batch, n, seed, passes, ahead):
-    assume(batch >= n)
-    shares = [
-        [samples_of(each) for each in Loader(numbered(samples), batch, rank, n, seed, passes=passes, ahead=ahead)]
-        for rank in range(n)
-    ]
-    assert len({len(share) for share in shares}) == 1  # all ranks make the same number of steps
-    seen = [sample for step in zip(*shares, strict=True) for sample in dealt(list(step))]
-    assert seen == Order(samples, seed).take(0, passes * samples).tolist()
-
-
 @given(st.integers(1, 6), st.integers(1, 4), st.integers(1, 4), st.integers(0, 99))
 def test_where_all_divides_it_is_torchs_sampler(steps, per_rank, n, seed):
     samples = steps * per_rank * n
@@ -101,19 +89,6 @@ def test_where_all_divides_it_is_torchs_sampler(steps, per_rank, n, seed):
             assert mine == epoch_share(samples, epoch, seed, rank, n)
 
 
-def test_a_pass_ends_and_stays_ended():
-    loader = Loader(numbered(5), 2, passes=1)
-    assert [samples_of(batch) for batch in loader] == [[0, 1], [2, 3], [4]]
-    assert list(loader) == [] and loader.epoch == 1
-    with pytest.raises(StopIteration):
-        next(loader)
-
-
-def test_a_rank_may_have_nothing_in_the_last_step_of_a_pass():
-    batches = list(Loader(numbered(5, seq_len=3), 4, 1, 2, passes=1))
-    assert [tuple(batch.tokens.shape) for batch in batches] == [(2, 3), (0, 3)]
-
-
 def test_the_state_is_that_of_what_was_handed_out():
     loader = Loader(numbered(10), 4, 0, 2, seed=1, ahead=2)
     states = []
@@ -121,7 +96,7 @@ def test_the_state_is_that_of_what_was_handed_out():
         states.append(loader.state_dict())
         next(loader)
     assert [state["seen"] for state in states] == [0, 4, 8]
-    assert loader.state_dict()["seen"] == 12 and loader.epoch == 1.2
+    assert loader.state_dict()["seen"] == 12
     loader.close()
 
 
