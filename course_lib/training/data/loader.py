@@ -25,10 +25,10 @@ class Loader:
     every step is a whole batch, and no sample is left out because the batch does not divide their number.
 
     seed: shuffles each epoch anew; None keeps the order of the data. device: where the batches arrive; for a GPU they
-    are made in pinned memory, so that the CPU need not wait for the copy. ahead: how many are made before they are asked for, by a
-    thread (0: none), which runs from the first batch until `close`; dropping the loader closes it too. Measured on two
-    CPU cores, a batch of 16 x 256 tokens takes 0.1 ms to make, a step of the smallest model hundreds: there the thread
-    makes no difference that could be measured, either way.
+    are made in pinned memory, so that the CPU need not wait for the copy. ahead: how many are made before they are
+    asked for, by a thread (0: none), which runs from the first batch until `close`; dropping the loader closes it too.
+    Measured on two CPU cores, a batch of 16 x 256 tokens takes 0.1 ms to make, a step of the smallest model hundreds:
+    there the thread makes no difference that could be measured, either way.
 
     Raises ValueError for sizes that do not fit.
     """
