@@ -87,18 +87,16 @@ class DistributedDataParallel(nn.Module):
         tensors = parameters | dict(module.named_buffers())
         _refuse_unfit(module, tensors)
         settings = {
-            f"{name}:": str(value)
-            for name, value in (
-                ("bucket_bytes", bucket_bytes),
-                ("first_bucket_bytes", first_bucket_bytes),
-                ("find_unused", find_unused),
-                ("broadcast_buffers", broadcast_buffers),
-                ("hook", repr(hook).partition(" at 0x")[0]),
-                ("check_every", check_every),
-            )
+            "bucket_bytes:": bucket_bytes,
+            "first_bucket_bytes:": first_bucket_bytes,
+            "find_unused:": find_unused,
+            "broadcast_buffers:": broadcast_buffers,
+            "hook:": repr(hook).partition(" at 0x")[0],
+            "check_every:": check_every,
         }
+        lines = {name: str(value) for name, value in settings.items()} | agreement.describe(tensors)
         device = next((x.device for x in tensors.values()), torch.device("cpu"))
-        agreement.require_same(settings | agreement.describe(tensors), device, group)
+        agreement.require_same(lines, device, group)
         trained = {name: p for name, p in parameters.items() if p.requires_grad}
         if not trained:
             raise ValueError(

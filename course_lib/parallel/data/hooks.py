@@ -104,7 +104,7 @@ class PowerSGD:
             generator = torch.Generator().manual_seed(self.seed)
             q = torch.randn(m.shape[1], min(self.rank, *m.shape), generator=generator, dtype=torch.float64)
             self.qs[p] = q.to(m)
-            return m.clone()
+            return m
         return m + self.errors[p]
 
 

@@ -171,10 +171,10 @@ class Reducer:
     def _end(self) -> None:
         """Backward has ended. Raises RuntimeError where parameters have no gradient and that was not allowed for."""
         late = [index for index, arrived in enumerate(self._arrived) if not arrived]
-        if len(late) == len(self.parameters) and not self.find_unused:
-            self.running = False  # torch.autograd.grad passed through, on its way to other tensors than parameters
-            return
         if late and not self.find_unused:
+            if len(late) == len(self.parameters):
+                self.running = False  # torch.autograd.grad passed through, on its way to other tensors than parameters
+                return
             raise RuntimeError(unused.refusal([self.names[index] for index in late], self.rank))
         for index in late:
             self._count(index)

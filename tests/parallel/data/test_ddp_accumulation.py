@@ -297,6 +297,23 @@ def a_backward_that_breaks_on_one_rank():
     same(gradients(model), expected_gradients(1))
 
 
+def sent_while_backward_runs():
+    """When the last gradient is about to come, all buckets but the last are on their way; in any order of use."""
+    for options in ({}, {"find_unused": True}):
+        model, on_their_way = wrapped(**options), []
+        last = model.module.embedding.weight
+        for step in range(3):
+            with spmd.traffic() as traffic:
+                handle = last.register_hook(lambda _, t=traffic, o=on_their_way: o.append(t.calls["all_reduce"]))
+                loss_of(model, *local(step)).backward()
+                handle.remove()
+            model.zero_grad()
+        assert len(model.reducer.buckets) > 3
+        assert (
+            on_their_way[1:] == [len(model.reducer.buckets) - 1] * 2
+        )  # rebuilt: the last gradient is in the last bucket
+
+
 def what_hooks_keep():
     """A wrapper that is dropped goes, and its module trains alone or in another wrapper."""
     module = seeded(Net)
@@ -306,6 +323,7 @@ def what_hooks_keep():
     del model
     gc.collect()
     assert gone() is None
+    assert not any(p._post_accumulate_grad_hooks for p in module.parameters())
     module.zero_grad()
     with spmd.traffic() as traffic:
         loss_of(module, *local(0)).backward()
@@ -333,6 +351,7 @@ CASES = [
     forward_without_gradients,
     gradient_of_the_input,
     a_backward_that_breaks,
+    sent_while_backward_runs,
     what_hooks_keep,
 ]
 

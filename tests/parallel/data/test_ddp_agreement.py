@@ -223,6 +223,21 @@ def values_that_drift():
     assert f"rank{'s' * (n > 2)} {others} ha{'ve' if n > 2 else 's'} other values in `scale`" in text
 
 
+def how_often_values_are_compared():
+    """After every second reduction, whatever else is called in between; never before the first."""
+    model = DistributedDataParallel(seeded(Net), check_every=2, **SMALL)
+    compared = []
+    for step in range(6):
+        with spmd.traffic() as traffic:
+            with torch.no_grad():
+                loss_of(model, *map(mine, batch(step)))
+            loss_of(model, *map(mine, batch(step)))
+            loss_of(model, *map(mine, batch(step))).backward()
+        compared.append(sum(count for name, count in traffic.calls.items() if name.startswith("all_gather")))
+        model.zero_grad()
+    assert compared == [0, 0, 1, 0, 1, 0], compared
+
+
 def names_in_a_checkpoint():
     """The module's own names, wrapped or not, inside another module or not; each loads the other's."""
     bare = seeded(Net, 1)
@@ -254,6 +269,7 @@ CASES = [
     an_empty_parameter,
     buffers_at_each_forward,
     values_that_drift,
+    how_often_values_are_compared,
     names_in_a_checkpoint,
 ]
 

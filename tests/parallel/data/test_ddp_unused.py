@@ -11,6 +11,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from course_lib import spmd
 from course_lib.parallel.data import DistributedDataParallel, unused
+from course_lib.parallel.data.simple import average_gradients
 
 
 class Branches(nn.Module):
@@ -164,11 +165,35 @@ def all_ways_out():
         same([model.module.layer.bias.grad], [expected])
         model.zero_grad()
     model(x, "kept")
-    model.module.kept.sum().backward()
+    kept = model.module.kept
+    with torch.no_grad():
+        model(x, "kept")
+    kept.sum().backward()
     total = sum((2 * nn.functional.linear(data(0, r), *model.module.parameters())).sum(0) for r in range(n)) / n
     same([model.module.layer.bias.grad], [total.detach()])
     message = error_of(TypeError, model, x, "nothing")
     assert message.startswith("the module's forward returned a str in which no tensor was found")
+
+
+def averaged_by_hand():
+    """average_gradients counts a missing gradient as zero, so that all ranks take part in the same all-reduces."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    model = seeded(Branches)
+    model(data(0, rank), used_by(0, rank)).square().mean().backward()
+    average_gradients(model.parameters())
+    expected = one_process(0, n)
+    pairs = zip(model.parameters(), expected, strict=True)
+    same(gradients(model), [torch.zeros_like(p) if g is None else g for p, g in pairs])
+
+
+def unused_ones_hold_nobody_up():
+    """A layer that nobody uses is first in line: buckets behind it are sent while backward runs."""
+    one_each = {"bucket_bytes": 1, "first_bucket_bytes": 1}
+    model, on_their_way = DistributedDataParallel(seeded(Branches), find_unused=True, **one_each), []
+    with spmd.traffic() as traffic:
+        model.module.layers[0].weight.register_hook(lambda _: on_their_way.append(traffic.calls["all_reduce"]))
+        model(data(0, 0), [0, 1]).sum().backward()
+    assert on_their_way[0] >= 10 - 2  # of ten buckets all but the two of layer 0
 
 
 def the_engine_agrees_with_a_walk():
@@ -243,6 +268,8 @@ CASES = [
     an_output_without_a_use,
     nothing_used_on_one_rank,
     all_ways_out,
+    averaged_by_hand,
+    unused_ones_hold_nobody_up,
     the_engine_agrees_with_a_walk,
     no_gradient_from_a_function,
     refused_on_all_ranks,
