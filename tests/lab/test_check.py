@@ -437,3 +437,10 @@ def test_what_a_call_saw_is_not_compared():
     one, other = ({"x": torch.ones(2), "seen": Aside({"steps": k})} for k in (1, 2))
     assert [name for name, _ in parts(one)] == ["`x`"] and alike(one, other)
     assert not alike(one, {"x": torch.zeros(2)}) and not alike(one, {"y": torch.ones(2)})
+
+
+def test_collectives_that_do_not_match_explain_values():
+    from course_lib.lab.judging import Failing, Findings
+
+    wrong, mismatch = Failing(4, "", ["scaled"], "a value"), Failing(2, "", ["calls_differ"], "the cause")
+    assert Findings(values=[wrong], mismatched=[mismatch]).first() is mismatch

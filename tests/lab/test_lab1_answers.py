@@ -281,7 +281,7 @@ def by_singular_vectors(gradient, error, q, group=None):
 
 def test_what_a_learner_sees_of_a_right_overlap():
     one = exercise.find("backward_with_overlap")
-    verdict = examine(replace(one, worlds=(2,), cases=one.cases[:1]), one.reference)
+    verdict = examine(replace(one, worlds=(2, 3), cases=one.cases[:1]), one.reference)
     assert verdict.state == PASSED and verdict.figure is not None, verdict.message
     told = verdict.message.text
     assert " on 2 ranks: " in told and "all after backward" in told

@@ -262,3 +262,22 @@ def test_an_exercise_names_a_misconception_by_computing_it():
     other = collect(3, [x for (x,) in inputs], reduce(inputs), inputs, reduce)
     assert explain(other, [mean_of_squares])[0] == "unchanged_input"
     assert mean_of_squares(Evidence(3, reduce(inputs), reduce(inputs), inputs)) is None
+
+
+def test_shares_beside_what_is_no_tensor():
+    """A number among the values does not hide that a share of a sum is missing."""
+
+    def expect(inputs):
+        return [{"x": sum(x for (x,) in inputs), "steps": 2}] * len(inputs)
+
+    inputs = make_inputs(3, 5)
+    short = {"x": inputs[0][0] + inputs[1][0], "steps": 2}
+    assert named([short] * 3, inputs, expect)[0] == "share_missing"
+
+
+def test_a_sum_for_a_mean_in_bfloat16():
+    """Where rounding is coarse, a factor of about 3 is one of 3."""
+    inputs = make_inputs(3, 40)
+    expected = [mean(inputs)[0].bfloat16()] * 3
+    e = Evidence(3, expected, [(x.float() * 3.02).bfloat16() for x in expected], inputs)
+    assert explain(e) == ("scaled", "every value is exactly 3 times too large: a sum where a mean is needed")

@@ -25,6 +25,11 @@ def state(rank, doing, peer=None, line=None, **more):
             "rank 1 waits in recv from 0 (line 3: `call()`); ranks 0 and 2 have returned. Count the sends and receives",
         ),
         (
+            [state(0, DONE), state(1, "all_reduce", line=3)],
+            "out_of_step",
+            "rank 1 waits in all_reduce (line 3: `call()`); rank 0 has returned. All ranks must call the same",
+        ),
+        (
             [state(0, DONE), state(1, "send", 0)],
             "unequal_steps",
             "rank 0 has returned. Count the sends and receives of each pair.",
