@@ -186,7 +186,9 @@ def rebuilt_in_the_order_of_rank_0():
     model(x)
     assert order() == [4, 2, 0, 1, 3]
     same(gradients(model), held)  # the gradients that were there when the buckets were rebuilt
+    rebuilt = model.reducer.buckets
     model(x).sum().backward()
+    assert model.reducer.buckets is rebuilt  # once
     same(gradients(model), [2 * g for g in held])
     same_everywhere(model)
 
