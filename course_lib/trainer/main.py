@@ -14,7 +14,7 @@ from course_lib.trainer.log import Log, cut_back, read_log
 from course_lib.trainer.loop import Loop
 from course_lib.trainer.metrics import MFU, Diverged, Meter
 from course_lib.trainer.options import Options, Refused
-from course_lib.trainer.ranks import Ranks, all_or_none, first_here, met, restarted
+from course_lib.trainer.ranks import Ranks, all_or_none, first_here, met, restarts
 from course_lib.trainer.sample import continued
 from course_lib.trainer.signals import Request, asked_to_leave
 from course_lib.training.checkpoint import CheckpointError, latest, load
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     speaks = first_here()
     try:
-        options = opt.read(list(sys.argv[1:] if arguments is None else arguments), restarted())
+        options = opt.read(list(sys.argv[1:] if arguments is None else arguments), restarts() > 0)
         with asked_to_leave() as request, met(options.device) as ranks:
             speaks = ranks.first
             return train(options, ranks, request)

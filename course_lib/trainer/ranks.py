@@ -31,9 +31,9 @@ class Ranks:
         return self.rank == 0
 
 
-def restarted() -> bool:
-    """Whether torchrun has started this process again after a failure (`--max-restarts`)."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+def restarts() -> int:
+    """How often torchrun has started the processes of this machine again after a failure (`--max-restarts`)."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def first_here() -> bool:
@@ -52,17 +52,31 @@ def met(device: str) -> Iterator[Ranks]:
     mine = not dist.is_initialized()
     if mine:
         backend = "cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo"
-        if os.environ.get("WORLD_SIZE") == os.environ.get("LOCAL_WORLD_SIZE") and sys.platform == "linux":
-            # One machine: gloo need not ask for the name of its host, which some networks answer slowly or wrongly.
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         if "WORLD_SIZE" in os.environ:
-            dist.init_process_group(backend)
+            store, rank, n = next(dist.rendezvous("env://"))
         else:
-            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+            store, rank, n = dist.HashStore(), 0, 1
+        if n == int(os.environ.get("LOCAL_WORLD_SIZE", "1")):
+            store = on_one_machine(store)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=n)
     yield Ranks(dist.get_rank(), dist.get_world_size(), place)
     # Not after an error: NCCL would wait here for peers that may be gone, while they or torchrun wait for us to end.
     if mine:
         dist.destroy_process_group()
+
+
+def on_one_machine(store: dist.Store) -> dist.Store:
+    """The store to meet in, where all ranks are on one machine.
+
+    torchrun keeps one store over all its restarts, and torch writes under the same names each time. So a rank that is
+    started again may read where its peer listened the time before, and both wait for good (pytorch issue 135712, seen
+    here in one of three restarts). With several machines the count of restarts may differ between them and cannot
+    name the attempt; there, set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun.
+    """
+    if sys.platform == "linux":
+        # Gloo then need not ask for the name of its host, which some networks answer slowly or wrongly.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    return dist.PrefixStore(f"attempt {restarts()}", store)
 
 
 def device_for(device: str) -> torch.device:

@@ -3,7 +3,7 @@
 import signal
 
 import pytest
-from trainer_runs import log_of, steps_of, validations_of
+from trainer_runs import HALF, log_of, steps_of, validations_of
 
 STEPS = ["--steps", "10", "--save-every", "4", "--validate-every", "5"]
 
@@ -77,8 +77,8 @@ def test_it_goes_on_with_another_number_of_ranks(train, ranks, tmp_path):
 
 
 def test_in_float16_scale_and_schedule_go_on(train, tmp_path):
-    options = ["--steps", "8", "--save-every", "0", "--validate-every", "0", "--precision", "fp16"]
-    assert train(tmp_path / "peace", 2, *options, scale=2.0**25) == [0, 0]
-    assert train(tmp_path / "run", 2, *options, stop_at=3, scale=2.0**25) == [143, 143]
-    assert train(tmp_path / "run", 2, "--resume", scale=1.0) == [0, 0]
+    options = ["--steps", "8", "--save-every", "0", "--validate-every", "0", *HALF]
+    assert train(tmp_path / "peace", 2, *options, scale=2.0**19) == [0, 0]
+    assert train(tmp_path / "run", 2, *options, stop_at=6, scale=2.0**19) == [143, 143]
+    assert train(tmp_path / "run", 2, "--resume", *HALF, scale=1.0) == [0, 0]
     assert steps_of(tmp_path / "run") == steps_of(tmp_path / "peace")

@@ -127,6 +127,16 @@ def test_too_few_gpus_are_refused(monkeypatch):
         ranks.device_for("cuda")
 
 
+def test_a_restart_reads_nothing_of_the_attempt_before(monkeypatch):
+    kept = dist.HashStore()  # as torchrun's is, over all attempts
+    ranks.on_one_machine(kept).set("where rank 1 listens", "port 1")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    again = ranks.on_one_machine(kept)
+    assert not again.check(["where rank 1 listens"])
+    again.set("where rank 1 listens", "port 2")
+    assert ranks.on_one_machine(kept).get("where rank 1 listens") == b"port 2"
+
+
 def refused_on(guilty):
     def action():
         if dist.get_rank() in guilty:

@@ -6,10 +6,17 @@ import json
 import matplotlib.image
 import pytest
 import torch
-from trainer_runs import log_of, steps_of, validations_of
+import torch.distributed as dist
+from trainer_runs import HALF, log_of, steps_of, validations_of
 
-from course_lib.models import flops_per_token, sized
-from course_lib.training.checkpoint import load
+from course_lib import spmd
+from course_lib.models import GPT, flops_per_token, sized
+from course_lib.trainer import options
+from course_lib.trainer.job import Job
+from course_lib.trainer.ranks import Ranks
+from course_lib.training.checkpoint import Checkpoint, load
+from course_lib.training.data import prepare
+from course_lib.training.loss import token_losses
 
 STEPS = ["--steps", "6", "--validate-every", "3", "--save-every", "0", "--precision", "fp64"]
 
@@ -34,8 +41,8 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_losses_and_weights_are_those_of_one_process(train, alone, layout, tmp_path):
-    ranks, options = LAYOUTS[layout]
-    assert train(tmp_path / "run", ranks, *STEPS, *options) == [0] * ranks
+    ranks, more = LAYOUTS[layout]
+    assert train(tmp_path / "run", ranks, *STEPS, *more) == [0] * ranks
     for seen, expected in zip(steps_of(tmp_path / "run"), steps_of(alone), strict=True):
         assert seen == pytest.approx(expected, rel=1e-10)
     for seen, expected in zip(validations_of(tmp_path / "run"), validations_of(alone), strict=True):
@@ -80,10 +87,6 @@ def test_a_longer_interval_gives_the_same_lines(train, alone, tmp_path):
 
 def test_the_validation_loss_is_the_mean_over_its_tokens(alone, text):
     """Worked out here from the checkpoint, one sequence at a time."""
-    from course_lib.models import GPT
-    from course_lib.training.data import prepare
-    from course_lib.training.loss import token_losses
-
     model = GPT(sized("tiny", max_seq_len=32)).double()
     model.load_state_dict(load(alone / "checkpoints").state["model"])
     data = prepare(text, seq_len=32).validation
@@ -96,8 +99,8 @@ def test_the_validation_loss_is_the_mean_over_its_tokens(alone, text):
 
 
 def test_in_float16_a_step_left_out_leaves_the_schedule_where_it_is(train, tmp_path):
-    options = ["--steps", "10", "--precision", "fp16", "--warmup", "5", "--validate-every", "0"]
-    assert train(tmp_path / "run", 2, *options, scale=2.0**25) == [0, 0]
+    more = ["--steps", "10", "--warmup", "5", "--validate-every", "0", *HALF]
+    assert train(tmp_path / "run", 2, *more, scale=2.0**19) == [0, 0]
     steps = steps_of(tmp_path / "run")
     taken = [taken for *_, taken in steps]
     assert not taken[0] and taken[-1], "the scale must be too large at first and fit later, or nothing is shown"
@@ -108,24 +111,40 @@ def test_in_float16_a_step_left_out_leaves_the_schedule_where_it_is(train, tmp_p
 OTHERS = [["--precision", "bf16", "--schedule", "wsd"], ["--tokens", "bpe", "--vocab", "300"]]
 
 
-@pytest.mark.parametrize("options", OTHERS, ids=" ".join)
-def test_other_precisions_and_tokens_run(train, options, tmp_path):
-    assert train(tmp_path / "run", 2, "--steps", "3", "--clip", "0", *options) == [0, 0]
+@pytest.mark.parametrize("more", OTHERS, ids=" ".join)
+def test_other_precisions_and_tokens_run(train, more, tmp_path):
+    assert train(tmp_path / "run", 2, "--steps", "3", "--clip", "0", *more) == [0, 0]
     assert len(steps_of(tmp_path / "run")) == 3
 
 
 def test_a_loss_that_is_no_number_stops_the_run_and_is_not_saved(train, tmp_path):
-    options = ["--steps", "20", "--save-every", "1", "--validate-every", "0"]
-    assert train(tmp_path / "run", 2, *options, "--lr", "1e30", "--warmup", "0", "--clip", "0") == [1, 1]
+    more = ["--steps", "20", "--save-every", "1", "--validate-every", "0"]
+    assert train(tmp_path / "run", 2, *more, "--lr", "1e30", "--warmup", "0", "--clip", "0") == [1, 1]
     lines = log_of(tmp_path / "run")
     assert all(abs(line["loss"]) < 1e300 for line in lines if "loss" in line)
     saved = load(tmp_path / "run" / "checkpoints")
     assert saved.step == lines[-1]["step"] < 20
 
 
+def random_numbers_that_go_on(arguments):
+    ranks = Ranks(dist.get_rank(), 2, torch.device("cpu"))
+    job = Job(options.read(arguments), ranks, prepare(arguments[1], seq_len=32))
+    torch.manual_seed(dist.get_rank())
+    saved = Checkpoint(0, job.state(), job.rank_state(), 2)
+    first = torch.rand(3)
+    job.go_on_from(saved)
+    return torch.equal(first, torch.rand(3)), first.tolist()
+
+
+def test_each_rank_goes_on_with_its_own_random_numbers(text, tmp_path):
+    arguments = ["--data", str(text), "--seq-len", "32", "--folder", str(tmp_path / "run")]
+    (same, first), (same_too, other) = spmd.run(random_numbers_that_go_on, arguments, ranks=2, show=False)
+    assert same and same_too and first != other
+
+
 def test_a_finished_run_has_nothing_to_do_and_more_steps_go_on(train, tmp_path):
-    options = ["--validate-every", "0", "--schedule", "wsd", "--warmup", "1"]
-    assert train(tmp_path / "run", 1, "--steps", "2", *options) == [0]
+    more = ["--validate-every", "0", "--schedule", "wsd", "--warmup", "1"]
+    assert train(tmp_path / "run", 1, "--steps", "2", *more) == [0]
     before = (tmp_path / "run" / "log.jsonl").read_text(encoding="utf-8")
     assert train(tmp_path / "run", 1, "--resume") == [0]
     assert [line.get("event") for line in log_of(tmp_path / "run")][-1] == "resumed"

@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 # 12 sequences a step divide by 1, 2, 3 and 4 ranks.
 SMALL = ["--seq-len", "32", "--batch", "12", "--log-every", "1", "--validate-on", "5", "--sample", "0"]
 SMALL += ["--device", "cpu"]
+HALF = ["--precision", "fp16", "--batch", "2", "--seq-len", "8"]  # float16 is slow on CPUs
 
 
 def on_a_rank(arguments: list[str], stop_at: int | None, guilty: int, scale: float | None) -> int:
