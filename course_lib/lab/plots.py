@@ -91,11 +91,11 @@ def magnitudes(values: Mapping[str, Tensor], title: str, marks: Mapping[str, flo
         ax.annotate(words, (np.log2(at), 1.0), (3, 0), xycoords=("data", "axes fraction"), textcoords="offset points",
                     va="top", fontsize=9, color=INK)  # fmt: skip
     picture.plain_axes(ax, sides=("left", "bottom"))
-    picture.title(ax, title)
-    ax.margins(y=0.3)
+    picture.title(ax, title, pad=30)
+    ax.margins(y=0.15)
     ax.set_xlabel("power of two", fontsize=9, color=INK)
     ax.set_ylabel("% of the numbers", fontsize=9, color=INK)
-    ax.legend(frameon=False, fontsize=9, labelcolor=INK, loc="center right")
+    ax.legend(frameon=False, fontsize=9, labelcolor=INK, loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=2)
     return figure
 
 
