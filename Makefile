@@ -83,6 +83,7 @@ lint: $(TEST_READY)
 bench: $(LABS_READY)
 	@$(PY) -m course_lib.bench spmd
 	@$(PY) -m course_lib.bench collectives
+	@$(PY) -m course_lib.bench ddp
 
 # Installs nothing: it is asked when something does not work, which may be the setup.
 doctor:
