@@ -161,16 +161,16 @@ def test_refusals_of_a_run_leave_no_trace(train, tmp_path, capfd):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_damaged_checkpoint_is_refused_and_the_log_left_alone(train, tmp_path):
+def test_a_damaged_checkpoint_is_refused_and_the_run_left_as_it_was(train, tmp_path):
     folder = tmp_path / "run"
     assert train(folder, 2, "--steps", "2", "--validate-every", "0") == [0, 0]
-    before = (folder / "log.jsonl").read_bytes()
+    before = {name: (folder / name).read_bytes() for name in ("log.jsonl", "options.json")}
     [state] = (folder / "checkpoints").glob("step-*/state.*")
     raw = bytearray(state.read_bytes())
     raw[len(raw) // 2] ^= 1
     state.write_bytes(raw)
     assert train(folder, 2, "--resume", "--steps", "4") == [1, 1]
-    assert (folder / "log.jsonl").read_bytes() == before
+    assert {name: (folder / name).read_bytes() for name in before} == before
 
 
 def test_a_checkpoint_of_another_model_is_refused(train, tmp_path):

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from course_lib.models import GPT, GPTConfig
 from course_lib.trainer import log, metrics, peak, plot, sample, signals
+from course_lib.trainer.job import new_optimizer
+from course_lib.trainer.options import Options
 
 STEPS = [{"step": 1, "loss": 2.5}, {"step": 2, "loss": 2.25}]
 LINES = [{"event": "begun", "step": 0}, *STEPS, {"event": "saved", "step": 2}]
@@ -108,6 +110,16 @@ def test_a_sample_depends_on_its_seed_alone():
     model = GPT(GPTConfig(30, dim=16, n_layers=1, n_heads=2, n_kv_heads=1, ffn_dim=32, max_seq_len=16))
     first, again, other = (sample.continued(model, [3], 20, 16, seed) for seed in (1, 1, 2))
     assert first == again != other
+
+
+def test_matrices_decay_and_norms_do_not():
+    model = GPT(GPTConfig(30, dim=16, n_layers=1, n_heads=2, n_kv_heads=1, ffn_dim=32, max_seq_len=16, tied=True))
+    decays = {
+        id(p): group["weight_decay"] for group in new_optimizer(model, Options()).param_groups for p in group["params"]
+    }
+    for name, p in model.named_parameters():
+        assert decays.pop(id(p)) == (0.0 if name.endswith("norm.weight") else Options().weight_decay)
+    assert not decays
 
 
 def test_signals_are_noted_and_handlers_put_back():

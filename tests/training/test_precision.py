@@ -90,7 +90,7 @@ def overflow_on_one():
     """Each rank has gradients of its own, as shards are; now and then one of them overflows."""
     rank, n = dist.get_rank(), dist.get_world_size()
     seen = {}
-    for name in ("scaled_step", "take_step"):
+    for name in ("scaled_step", "take_step", "take_step, a part"):
         p, scale = Parameter(torch.zeros(4)), LossScale(8.0, growth_interval=2)
         optimizer, steps = torch.optim.SGD([p], lr=1.0), []
         for step in range(6):
@@ -99,6 +99,8 @@ def overflow_on_one():
                 p.grad[3] = math.inf if step == 1 else math.nan
             if name == "scaled_step":
                 taken = scaled_step([p], optimizer, scale, 1e9)
+            elif name == "take_step":
+                taken = take_step([p], optimizer, 1e9, scale).taken
             else:
                 taken = take_step([], optimizer, 1e9, scale, parts=[Part([p])]).taken
             steps.append((bool(taken), scale.value))
@@ -119,13 +121,14 @@ def a_rank_without_gradients():
     p = Parameter(torch.ones(2))
     if dist.get_rank() == 0:
         p.grad = torch.full((2,), 4.0)
-    step = take_step([], torch.optim.SGD([p], lr=1.0), 1e9, LossScale(4.0), parts=[Part([p])])
+    step = take_step([], torch.optim.SGD([p], lr=1.0), math.sqrt(2) / 2, LossScale(4.0), parts=[Part([p])])
     return step.taken, step.norm.item(), p.tolist()
 
 
-def test_a_rank_may_have_no_gradients():
-    norm = pytest.approx(math.sqrt(2))
-    assert spmd.run(a_rank_without_gradients, ranks=2, show=False) == [(True, norm, [0, 0]), (True, norm, [1, 1])]
+def test_a_rank_may_have_no_gradients_and_parts_are_clipped_by_the_norm_of_the_whole():
+    (taken, norm, stepped), others = spmd.run(a_rank_without_gradients, ranks=2, show=False)
+    assert taken and norm == pytest.approx(math.sqrt(2)) and stepped == pytest.approx([0.5, 0.5])
+    assert others == (True, norm, [1, 1])
 
 
 def test_without_a_scale_a_step_is_clip_and_step():
