@@ -36,9 +36,10 @@ def text(tmp_path_factory) -> Path:
 def train(text):
     """A function: train(folder, ranks, *options) runs the trainer and returns the exit status of each rank."""
 
-    def run(folder: Path, ranks: int, *options: str, stop_at=None, guilty=0, scale=None) -> list[int]:
+    def run(folder: Path, ranks: int, *options: str, stop_at=None, guilty=0, scale=None, draws=False) -> list[int]:
         arguments = ["--data", str(text), *SMALL, "--folder", str(folder), *options]
-        return list(spmd.run(on_a_rank, arguments, stop_at, guilty, scale, ranks=ranks, timeout=120, show=False))
+        how = (stop_at, guilty, scale, draws)
+        return list(spmd.run(on_a_rank, arguments, *how, ranks=ranks, timeout=120, show=False))
 
     return run
 

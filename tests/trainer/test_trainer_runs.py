@@ -24,7 +24,7 @@ STEPS = ["--steps", "6", "--validate-every", "3", "--save-every", "0", "--precis
 @pytest.fixture(scope="module")
 def alone(train, tmp_path_factory):
     folder = tmp_path_factory.mktemp("alone") / "run"
-    assert train(folder, 1, *STEPS, "--sample", "12") == [0]
+    assert train(folder, 1, *STEPS, "--sample", "12", draws=True) == [0]
     return folder
 
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import torch.distributed as dist
@@ -17,8 +18,13 @@ SMALL += ["--device", "cpu"]
 HALF = ["--precision", "fp16", "--batch", "2", "--seq-len", "8"]  # float16 is slow on CPUs
 
 
-def on_a_rank(arguments: list[str], stop_at: int | None, guilty: int, scale: float | None) -> int:
-    """What each rank does: the trainer, with a SIGTERM for one rank right after a step, or an absurd loss scale."""
+def on_a_rank(arguments: list[str], stop_at: int | None, guilty: int, scale: float | None, draws: bool) -> int:
+    """What each rank does: the trainer, with a SIGTERM for one rank right after a step, or an absurd loss scale.
+
+    draws: to draw the loss takes a second, most of it matplotlib's import, and only one test looks at it.
+    """
+    if not draws:
+        sys.modules["course_lib.trainer.plot"] = SimpleNamespace(draw_losses=lambda *_: None)
     from course_lib.trainer import job, main
 
     take = job.Job.take
