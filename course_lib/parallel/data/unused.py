@@ -64,13 +64,14 @@ def tensors_in(value: object) -> list[Tensor]:
     """All tensors in what a forward returned: in tuples, lists, dicts, dataclasses and any object with attributes."""
     found: list[Tensor] = []
     seen: set[int] = set()
-
-    def look(value: object) -> None:
+    # A list of what is left, and no function that calls itself: that would be a cycle, which holds the forward's
+    # outputs until the garbage collector comes by.
+    left = [value]
+    while left:
+        value = left.pop()
         if isinstance(value, Tensor):
             found.append(value)
-        elif isinstance(value, torch.nn.Module | str | bytes | type) or id(value) in seen:
-            return
-        else:
+        elif not isinstance(value, torch.nn.Module | str | bytes | type) and id(value) not in seen:
             seen.add(id(value))
             if isinstance(value, dict):
                 inside = value.values()
@@ -78,8 +79,5 @@ def tensors_in(value: object) -> list[Tensor]:
                 inside = value
             else:
                 inside = getattr(value, "__dict__", {}).values()
-            for part in inside:
-                look(part)
-
-    look(value)
+            left += reversed(list(inside))
     return found

@@ -341,7 +341,23 @@ def what_hooks_keep():
     same(gradients(copied), gradients(single))  # a copy begins without gradients, and reduces none
 
 
+def a_step_lets_go_of_its_outputs():
+    """Not when the garbage collector comes by: until then each step's logits would be held."""
+    model, (x, _) = wrapped(), local(0)
+    gc.disable()
+    try:
+        for _ in range(3):
+            outputs = model(x)
+            gone = weakref.ref(outputs)
+            outputs.sum().backward()
+            del outputs
+            assert gone() is None
+    finally:
+        gc.enable()
+
+
 CASES = [
+    a_step_lets_go_of_its_outputs,
     windows,
     no_sync_sends_nothing,
     the_forward_decides,
