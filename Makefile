@@ -40,7 +40,7 @@ AS_ROOT := $(if $(filter 0,$(shell id -u)),--ServerApp.allow_root=True)
 .SUFFIXES:
 
 help:
-	@echo 'make lab0        run lab 0 without a browser and keep a report in runs/lab0/ (RANKS=3, SOLUTION=1)'
+	@echo 'make lab0        run lab 0 without a browser and keep a report in runs/lab0/ (RANKS=3, SOLUTION=1); lab2: 2a, 2b, 2c'
 	@echo 'make labs        open JupyterLab on labs/'
 	@echo 'make test        lint, unit tests, all notebooks, browser tests'
 	@echo 'make progress    the exercises you have passed'

@@ -42,18 +42,22 @@ def labs(root=ROOT):
     return {stem.split("_")[0]: stem for stem in stems}
 
 
-def lab(name, root=ROOT):
-    """The file stem of the lab called `name`; OptionError, naming the labs there are, when it does not exist."""
+def chosen(name, root=ROOT):
+    """The labs that `name` means, as labs() has them: "lab2b" is one; "lab2" is lab2a, lab2b and lab2c.
+
+    Raises OptionError, naming the labs there are, when there is none.
+    """
     known = labs(root)
-    if name not in known:
+    found = {short: stem for short, stem in known.items() if short == name or short.rstrip("abcdefgh") == name}
+    if not found:
         there = ", ".join(f"{short} ({stem.split('_', 1)[1].replace('_', ' ')})" for short, stem in known.items())
         raise OptionError(f"There is no {name} here; the labs are: {there or 'none yet'}.")
-    return known[name]
+    return found
 
 
 def main():
     try:
-        lab(sys.argv[1])
+        chosen(sys.argv[1])
         ranks(os.environ.get("RANKS", ""))
         solution(os.environ.get("SOLUTION", ""))
     except OptionError as error:

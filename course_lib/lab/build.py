@@ -168,7 +168,8 @@ def main(arguments: list[str] | None = None, root: Path = options.ROOT) -> int:
     parser.add_argument("--check", action="store_true", help="build nothing, fail when a notebook is stale")
     chosen = parser.parse_args(arguments)
     try:
-        stems = [options.lab(name, root) for name in chosen.lab] or list(options.labs(root).values())
+        named = [stem for name in chosen.lab for stem in options.chosen(name, root).values()]
+        stems = named or list(options.labs(root).values())
         if chosen.check:
             problems = [problem for stem in stems for problem in check(stem, root)]
             print("\n".join(problems) or f"{len(stems)} lab(s): both notebooks follow from the source.")

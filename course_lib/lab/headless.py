@@ -1,6 +1,7 @@
 """Run one lab without a browser, `make labN`: show the machine, run the notebook, keep a report, say what came out.
 
     python -m course_lib.lab.headless lab0        RANKS and SOLUTION from the environment, as make hands them over
+    python -m course_lib.lab.headless lab2        a lab of several notebooks: lab2a, lab2b, lab2c in turn
 
 The learner's own notebook in labs/ is what runs (SOLUTION=1: the solved one). runs/labN/ gets the executed notebook and
 an HTML report, also when a cell fails or on Ctrl-C. Exit code: 0 when every cell ran and no answer is wrong (an
@@ -156,11 +157,10 @@ def fold(data: dict[str, Any]) -> None:
         progress.record("figures", name, **fields)
 
 
-def run_lab(name: str, ranks: int, solution: bool, root: Path) -> int:
+def run_lab(name: str, stem: str, ranks: int, solution: bool, root: Path) -> int:
     """Run the lab called `name`, print what came out, and return the exit code. Raises OptionError."""
     from course_lib.lab.exercise import all_exercises
 
-    stem = options.lab(name, root)
     source = root / ("solutions" if solution else "labs") / f"{stem}.ipynb"
     if not source.exists():
         raise options.OptionError(f"{source.relative_to(root)} is missing: `make notebooks` builds it.")
@@ -215,7 +215,7 @@ def end_children() -> None:
 
 def main(arguments: list[str] | None = None, root: Path = options.ROOT) -> int:
     parser = argparse.ArgumentParser(prog="course_lib.lab.headless", description="Run one lab without a browser.")
-    parser.add_argument("lab", help="lab0, lab1, ...")
+    parser.add_argument("lab", help="lab0, lab1, ...; lab2 is lab2a, lab2b and lab2c")
     chosen = parser.parse_args(arguments)
     # `kill` is answered like Ctrl-C: the report is kept and no process is left.
     stopped.clear()
@@ -224,7 +224,12 @@ def main(arguments: list[str] | None = None, root: Path = options.ROOT) -> int:
             signal.signal(number, interrupt)
     try:
         ranks = options.ranks(os.environ.get("RANKS", ""))
-        return run_lab(chosen.lab, ranks, options.solution(os.environ.get("SOLUTION", "")), root)
+        solution = options.solution(os.environ.get("SOLUTION", ""))
+        code = 0
+        for name, stem in options.chosen(chosen.lab, root).items():
+            if not stopped.is_set():
+                code = max(code, run_lab(name, stem, ranks, solution, root))
+        return code
     except options.OptionError as error:
         print(error, file=sys.stderr)
         return 1

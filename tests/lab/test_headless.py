@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -186,3 +187,19 @@ def test_an_unknown_lab_and_an_unbuilt_one_are_named(workbook, capsys):
     assert capsys.readouterr().err == "There is no lab8 here; the labs are: lab9 (tiny).\n"
     assert headless.main(["lab9"], workbook) == 1
     assert capsys.readouterr().err == "labs/lab9_tiny.ipynb is missing: `make notebooks` builds it.\n"
+
+
+def test_a_lab_of_several_notebooks_runs_them_in_turn_and_ends_as_the_worst_did(built, capsys):
+    put(built, RECORD.format(state="not yet"))
+    for folder in ("labs", "solutions"):
+        for path in (built / folder).glob("lab9_tiny.*"):
+            for letter in "ab":
+                shutil.copy(path, path.with_name(path.name.replace("lab9_tiny", f"lab9{letter}_tiny")))
+            path.unlink()
+    last = built / "labs" / "lab9b_tiny.ipynb"
+    last.write_text(last.read_text(encoding="utf-8").replace("not yet", "passed"), encoding="utf-8")
+    assert headless.main(["lab9"], built) == 1
+    out = capsys.readouterr().out
+    assert out.index("labs/lab9a_tiny.ipynb") < out.index("runs/lab9a/") < out.index("labs/lab9b_tiny.ipynb")
+    assert "runs/lab9b/lab9b_tiny.html" in out
+    assert headless.main(["lab9b"], built) == 0
