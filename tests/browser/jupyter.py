@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+import nbformat
 from playwright.sync_api import Locator, Page, sync_playwright
 
 from course_lib.doctor import chromium
@@ -72,6 +73,12 @@ def copy_of(root: Path, folder: Path) -> Path:
     """A copy of the labs under `root`, in `folder`: what a test does there, no learner finds. Returns the folder."""
     shutil.copytree(root / "labs", folder / "labs", ignore=shutil.ignore_patterns("*.mine*", ".ipynb_checkpoints"))
     return folder
+
+
+def solution(name: str, piece: str) -> str:
+    """The library's answer: the cell of the solved notebook `name` whose source holds `piece`."""
+    cells = nbformat.read(ROOT / "solutions" / name, as_version=4).cells
+    return next(cell.source for cell in cells if piece in cell.source)
 
 
 @contextmanager
@@ -153,7 +160,8 @@ class Notebook:
     def __init__(self, page: Page, name: str) -> None:
         """Open labs/`name` with the kernel it asks for, and wait for that."""
         self.page = page
-        self.call("path => jupyterapp.commands.execute('docmanager:open', {path})", name)
+        # In braces: the command's result is the widget itself, which is not to be copied out of the page.
+        self.call("async path => { await jupyterapp.commands.execute('docmanager:open', {path}) }", name)
         self.call("() => jupyterapp.shell.currentWidget.sessionContext.ready")
         self.call("() => jupyterapp.commands.execute('application:set-mode', {mode: 'single-document'})")
         self.call("() => jupyterapp.commands.execute('application:toggle-left-area')")
