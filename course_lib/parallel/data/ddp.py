@@ -42,7 +42,9 @@ class DistributedDataParallel(nn.Module):
     the network starts early.
     find_unused: allow backwards that do not reach every parameter. One that other ranks reached gets the mean with a
     share of zero; one that nobody reached keeps its `grad` as it was. Costs a look at each parameter, and one more
-    small all-reduce. Without it, a rank that misses a parameter raises RuntimeError at the end of its backward.
+    small all-reduce. Without it, a rank that misses a parameter raises RuntimeError at the end of its backward. (A rank
+    whose loss does not use the outputs at all is told nothing, with it or without: the wrapper does not see its
+    backward. The others wait for it.)
     broadcast_buffers: at each forward outside no_sync, with gradients or without, buffers are made equal to rank 0's.
     So all ranks must call it: for an evaluation on one rank alone call `.module`.
     hook: averages a bucket in place of the all-reduce (`hooks.py`).
@@ -53,6 +55,10 @@ class DistributedDataParallel(nn.Module):
     A backward is reduced where it passes through the outputs of a forward made outside `no_sync`, or runs outside of
     `no_sync` after such a forward. So `no_sync` must hold the forward too, as with torch's. After a backward that broke
     in the middle, the next forward drops its gradients and puts things in order again.
+
+    Gradients that torch.autograd.grad returns are not reduced: only those that go into `p.grad` are seen. A forward of
+    `.module`, without this wrapper, is not seen either. Before the first forward of the wrapper, and in `no_sync`, its
+    backward is this rank's own; elsewhere it is reduced as any other, so that all ranks must make it.
 
     state_dict() has the module's own names, without `module.`: a checkpoint does not tell how it was trained, and the
     bare module loads it. Attributes of the module are reached by `.module` only: a method of it called by way of this

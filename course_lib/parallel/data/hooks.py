@@ -36,7 +36,8 @@ class PowerSGD:
     seed: of the first q, the same on all ranks.
 
     The error that a rank keeps is its own; state is kept per parameter, so it survives a rebuild of the buckets. It is
-    not part of a checkpoint: a resumed run begins with no error, as the first one did.
+    not part of a checkpoint: a resumed run begins as the first one did, with start_step steps in full, no error and the
+    first q. So it does not go on as the run that was interrupted would have.
 
     The same numbers as `power_sgd_round` gives matrix by matrix. Here the thin matrices of a whole bucket travel
     together, the first half of them while backward goes on.

@@ -35,6 +35,9 @@ class Join:
     copied at the end from a rank that ran longest, but the optimizer of a rank that ran out early has missed steps: do
     not go on with it if it has a memory (momentum, Adam).
 
+    A rank that runs out in the middle of a window loses what it has accumulated in `no_sync`: nothing is left to reduce
+    it with, and the first step it shadows begins without gradients. So it is in torch's. Let ranks end with a window.
+
     Inside, each forward that is reduced has exactly one backward: RuntimeError otherwise.
     """
 

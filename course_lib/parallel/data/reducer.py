@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -61,9 +62,11 @@ class Reducer:
         self.sync, self.forward_synced = True, False
         self.reductions = 0  # backwards reduced so far
         self.running = False  # between the first gradient of a backward and the end of its reduction
+        self._hopeless = False  # this backward came by an output that leads to no parameter
         self._caps = bucket_bytes, first_bucket_bytes
         self._order: list[int] | None = []  # indices as they come in the first backward; None once they are put to use
         self._nodes = unused.accumulators(parameters) if find_unused else []
+        self._ids = frozenset(map(id, parameters))
         self._put_into_buckets(range(len(parameters))[::-1])
         # The parameters' hooks live as long as these do. They must not keep this object alive, nor work without it.
         told = [_telling(weakref.ref(self), index) for index in range(len(parameters))]
@@ -105,16 +108,18 @@ class Reducer:
             )
         for tensor in tensors:
             if tensor.grad_fn is not None:
-                tensor.register_hook(self._begin_at)
+                hopeless = not self.find_unused and not unused.leads_to_any(tensor, self._ids)
+                tensor.register_hook(partial(self._begin_at, hopeless))
 
-    def _begin_at(self, _: Tensor) -> None:
+    def _begin_at(self, hopeless: bool, _: Tensor) -> None:
         self.begin()
+        self._hopeless |= hopeless
 
     def begin(self) -> None:
         """A backward has begun that is to be reduced. Called again in the same backward, it does nothing."""
         if self.running:
             return
-        self.running = True
+        self.running, self._hopeless = True, False
         self._arrived = [False] * len(self.parameters)
         self._used = [False] * len(self.parameters)
         self._missing = [len(its) for its in self._indices]
@@ -165,14 +170,21 @@ class Reducer:
 
     def _reduce(self, bucket: Bucket) -> Callable[[], object]:
         if self.hook:
-            return self.hook(bucket, self.group)
+            finish = self.hook(bucket, self.group)
+            if not callable(finish):
+                raise TypeError(
+                    f"the hook {getattr(self.hook, '__qualname__', repr(self.hook))} returned "
+                    f"{'None' if finish is None else f'a {type(finish).__name__}'}: it must return a function without "
+                    "arguments that waits and leaves the mean over the group in bucket.flat"
+                )
+            return finish
         return dist.all_reduce(bucket.flat, group=self.group, async_op=True).wait
 
     def _end(self) -> None:
         """Backward has ended. Raises RuntimeError where parameters have no gradient and that was not allowed for."""
         late = [index for index, arrived in enumerate(self._arrived) if not arrived]
         if late and not self.find_unused:
-            if len(late) == len(self.parameters):
+            if len(late) == len(self.parameters) and not self._hopeless:
                 self.running = False  # torch.autograd.grad passed through, on its way to other tensors than parameters
                 return
             raise RuntimeError(unused.refusal([self.names[index] for index in late], self.rank))

@@ -7,7 +7,8 @@ do: one that the loss does not use, or several forwards under one backward, chan
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -49,6 +50,23 @@ class UsedSomewhere:
         for index, somewhere in enumerate(self._flags.tolist()):
             if somewhere and not self._used[index]:
                 parameters[index].grad = means[index]
+
+
+def leads_to_any(output: Tensor, ids: Collection[int]) -> bool:
+    """Whether the graph behind `output` holds one of the parameters with these `id`s.
+
+    Nodes near the output come first: where the last layer is trained, only its few nodes are looked at.
+    """
+    seen = {output.grad_fn}
+    left = deque(seen)
+    while left:
+        node = left.popleft()
+        if id(getattr(node, "variable", None)) in ids:
+            return True
+        new = [following for following, _ in node.next_functions if following is not None and following not in seen]
+        seen.update(new)
+        left += new
+    return False
 
 
 def refusal(names: Sequence[str], rank: int) -> str:

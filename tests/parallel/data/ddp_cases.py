@@ -6,6 +6,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from course_lib import spmd
+from course_lib.parallel.data import DistributedDataParallel
+
 EXACT = 1e-10  # float64: only the order of additions differs
 ROWS = 12  # of the global batch: divides by 1, 2, 3 and 4 ranks
 SMALL = {"bucket_bytes": 300, "first_bucket_bytes": 60}  # many buckets even for the small model
@@ -122,3 +125,53 @@ def all_of(cases):
 
 def clone(model):
     return copy.deepcopy(model)
+
+
+def wrapped(**options):
+    return DistributedDataParallel(seeded(Net), **SMALL | options)
+
+
+def local(step):
+    return map(mine, batch(step))
+
+
+def reductions(call, model):
+    """How many all-reduces the call makes, in buckets' worth."""
+    with spmd.traffic() as traffic:
+        call()
+    return traffic.calls["all_reduce"] / len(model.reducer.buckets)
+
+
+def expected_gradients(*steps, times=1):
+    """One process: the sum of the gradients of whole batches."""
+    single = seeded(Net)
+    for step in steps:
+        (times * loss_of(single, *batch(step))).backward()
+    return gradients(single)
+
+
+class Branches(nn.Module):
+    """The layers that `use` names, one after the other, and then the last one."""
+
+    def __init__(self, layers=4):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(3, 3).double() for _ in range(layers))
+        self.last = nn.Linear(3, 1).double()
+
+    def forward(self, x, use):
+        for place in use:
+            x = torch.tanh(self.layers[place](x))
+        return self.last(x)
+
+
+def rows_of(step, rank):
+    return torch.randn(2, 3, generator=torch.Generator().manual_seed(10 * step + rank), dtype=torch.float64)
+
+
+class Skipping(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x, skip):
+        return 2 * x if skip else self.layer(x)

@@ -212,6 +212,25 @@ def after_a_break():
     assert all(error.isfinite().all() for error in hook.errors.values()) and hook.errors
 
 
+def that_returns_no_function():
+    """As torch's hooks, which return a future, and as one that forgot its return. The next step is told the same."""
+
+    def forgot(bucket, group):
+        dist.all_reduce(bucket.flat)
+
+    def future(bucket, group):
+        return dist.all_reduce(bucket.flat, async_op=True).get_future()
+
+    for hook, what in ((forgot, "None"), (future, "a Future")):
+        model = DistributedDataParallel(nn.Linear(2, 2).double(), hook=hook)
+        message = error_of(TypeError, model(torch.ones(1, 2, dtype=torch.float64)).sum().backward)
+        assert message == (
+            f"the hook that_returns_no_function.<locals>.{hook.__name__} returned {what}: it must return a function "
+            "without arguments that waits and leaves the mean over the group in bucket.flat"
+        )
+        assert "must return a function" in error_of(TypeError, model, torch.ones(1, 2, dtype=torch.float64))
+
+
 def _breaks(_):
     raise ZeroDivisionError
 
@@ -227,6 +246,7 @@ CASES = [
     half_precision,
     trains_like_without,
     after_a_break,
+    that_returns_no_function,
 ]
 
 
