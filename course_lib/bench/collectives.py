@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from course_lib import spmd
+from course_lib.bench._numbers import at_least_1, ranks, say
 from course_lib.collectives import cost, front, measure
 from course_lib.collectives.measure import KB, MB, Timing
 
@@ -19,15 +20,16 @@ SIZES = {"KB": KB, "MB": MB}
 
 def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m course_lib.bench collectives", description=__doc__)
-    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4], metavar="N", help="default: 2 4")
+    parser.add_argument("--ranks", type=ranks, nargs="+", default=[2, 4], metavar="N", help="default: 2 4")
     parser.add_argument("--ops", nargs="+", default=["all_reduce"], choices=OPS, metavar="OP", help=", ".join(OPS))
     parser.add_argument("--sizes", type=_bytes, nargs="+", default=measure.SIZES, metavar="SIZE", help="4KB 16MB ...")
-    parser.add_argument("--repeats", type=int, help="of each call; default: 50 for small tensors, down to 5")
+    parser.add_argument("--repeats", type=at_least_1, help="of each call; default: 50 for small tensors, down to 5")
     options = parser.parse_args(argv)
-    for ranks in options.ranks:
+    for n in options.ranks:
         for op in options.ops:
-            timings = spmd.run(_on_a_rank, op, options.sizes, options.repeats, ranks=ranks, timeout=600, show=False)[0]
-            print(table(op, ranks, timings), flush=True)
+            say(f"{op} on {n} ranks")
+            timings = spmd.run(_on_a_rank, op, options.sizes, options.repeats, ranks=n, timeout=600, show=False)[0]
+            print(table(op, n, timings), flush=True)
 
 
 def _on_a_rank(op: str, sizes: Sequence[int], repeats: int | None) -> list[Timing]:
@@ -87,7 +89,11 @@ def _size(nbytes: int) -> str:
 
 
 def _bytes(text: str) -> int:
-    for unit, size in SIZES.items():
-        if text.upper().endswith(unit):
-            return int(float(text[: -len(unit)]) * size)
-    return int(text)
+    unit = next((unit for unit in SIZES if text.upper().endswith(unit)), "")
+    try:
+        nbytes = int(float(text.upper().removesuffix(unit)) * SIZES.get(unit, 1))
+    except (ValueError, OverflowError):
+        nbytes = 0
+    if nbytes < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size: write bytes, 4KB or 16MB")
+    return nbytes

@@ -28,6 +28,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from course_lib import spmd
+from course_lib.bench._numbers import at_least_1, ranks, say
 from course_lib.models import GPT, GPTConfig
 from course_lib.parallel.data import DistributedDataParallel
 from course_lib.parallel.data.simple import average_gradients
@@ -68,16 +69,17 @@ def _ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
 
 def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m course_lib.bench ddp", description=__doc__)
-    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4], metavar="N", help="default: 1 2 4")
-    parser.add_argument("--steps", type=int, default=30, help="of each candidate; default: 30")
-    parser.add_argument("--batch", type=int, default=2, help="sequences on each rank; default: 2")
-    parser.add_argument("--length", type=int, default=64, help="tokens of a sequence; default: 64")
+    parser.add_argument("--ranks", type=ranks, nargs="+", default=[1, 2, 4], metavar="N", help="default: 1 2 4")
+    parser.add_argument("--steps", type=at_least_1, default=30, help="of each candidate, 2 or more; default: 30")
+    parser.add_argument("--batch", type=at_least_1, default=2, help="sequences on each rank; default: 2")
+    parser.add_argument("--length", type=at_least_1, default=64, help="tokens of a sequence; default: 64")
     options = parser.parse_args(argv)
-    if options.steps < 2 or min(options.batch, options.length, *options.ranks) < 1:
-        parser.error("--steps must be 2 or more; --ranks, --batch and --length 1 or more")
+    if options.steps < 2:
+        parser.error("--steps must be 2 or more: quartiles need two")
     if options.length > CONFIG.max_seq_len:
         parser.error(f"--length is {options.length}: the model takes up to {CONFIG.max_seq_len} tokens")
     for n in options.ranks:
+        say(f"{options.steps} steps of each candidate on {_ranks(n)}")
         job = (CONFIG, options.batch, options.length, options.steps)
         print(table(n, spmd.run(measure, *job, ranks=n, timeout=1200, show=False)[0]), flush=True)
 

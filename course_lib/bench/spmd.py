@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from course_lib import spmd
+from course_lib.bench._numbers import at_least_1
 from course_lib.spmd import record
 from course_lib.spmd.calls import CALLS
 
@@ -72,22 +73,21 @@ def _seconds(run: Callable[[], object], times: int) -> list[float]:
 
 def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m course_lib.bench spmd", description=__doc__)
-    parser.add_argument("--times", type=int, default=10, help="runs of each measurement (default: 10)")
+    parser.add_argument("--times", type=at_least_1, default=10, help="runs of each measurement (default: 10)")
     times = parser.parse_args(argv).times
-    rows: list[tuple[str, list[float], str]] = []
 
+    def row(name: str, taken: list[float], goal: str = "") -> None:
+        values = f"{statistics.median(taken):9.3f}s{min(taken):9.3f}s{max(taken):9.3f}s"
+        print(f"{name:42}{values}  {goal}".rstrip(), flush=True)
+
+    print(f"{'':42}{'median':>10}{'least':>10}{'most':>10}  goal", flush=True)
     cold = [float(subprocess.check_output([sys.executable, "-c", _COLD], text=True)) for _ in range(min(times, 3))]
-    rows.append(("first call of a process, 4 ranks", cold, "<= 5 s"))
+    row("first call of a process, 4 ranks", cold, "<= 5 s")
     for ranks in (1, 2, 4, 8):
         run = _seconds(lambda n=ranks: spmd.run(_one_all_reduce, ranks=n, show=False), times)
-        rows.append((f"warm call, {ranks} ranks, one all_reduce", run, "<= 0.5 s" if ranks == 4 else ""))
+        row(f"warm call, {ranks} ranks, one all_reduce", run, "<= 0.5 s" if ranks == 4 else "")
     hang = _seconds(lambda: spmd.run(_hang, ranks=4, timeout=_HANG_S, show=False), min(times, 5))
-    rows.append(("a hang explained, after its time-out", [t - _HANG_S for t in hang], "<= 2 s"))
-    rows.append(("an exception explained", _seconds(lambda: spmd.run(_fail, ranks=4, show=False), min(times, 5)), ""))
-
-    print(f"{'':42}{'median':>10}{'least':>10}{'most':>10}  goal")
-    for name, taken, goal in rows:
-        values = f"{statistics.median(taken):9.3f}s{min(taken):9.3f}s{max(taken):9.3f}s"
-        print(f"{name:42}{values}  {goal}".rstrip())
+    row("a hang explained, after its time-out", [t - _HANG_S for t in hang], "<= 2 s")
+    row("an exception explained", _seconds(lambda: spmd.run(_fail, ranks=4, show=False), min(times, 5)))
     cost = spmd.run(_cost_of_recording, 200, ranks=1, show=False)[0]
     print(f"{'recording one call':42}{cost * 1e6:8.1f}us")

@@ -51,3 +51,11 @@ def test_refuses_what_it_cannot_measure(argv, capsys):
     with pytest.raises(SystemExit):
         ddp.main(argv)
     assert "or more" in capsys.readouterr().err or "2000" in argv
+
+
+def test_it_says_what_it_measures_and_prints_a_table(monkeypatch, capsys):
+    monkeypatch.setattr(ddp, "CONFIG", TINY)
+    ddp.main(["--ranks", "1", "--steps", "2", "--batch", "1", "--length", "4"])
+    out, err = capsys.readouterr()
+    assert err == "measuring 2 steps of each candidate on 1 rank ...\n"
+    assert out.startswith("\n1 rank ")
