@@ -22,7 +22,7 @@ class Kind(StrEnum):
 
 COMPUTE = frozenset({Kind.F, Kind.B, Kind.I, Kind.W})
 
-_TEXT = re.compile(rf"(\d+)({'|'.join(sorted(Kind, key=len, reverse=True))})(\d+)", re.ASCII)
+_TEXT = re.compile(rf"(\d{{1,6}})({'|'.join(Kind)})(\d{{1,6}})", re.ASCII)
 
 
 class Action(NamedTuple):

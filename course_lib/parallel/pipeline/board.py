@@ -113,8 +113,5 @@ class Board:
                 names = " or ".join(map(str, choices))
                 return f"it needs {names}, which {'it' if owner == rank else f'rank {owner}'} has not run yet"
         if action.kind == Kind.F and self.cap is not None and self._held[rank] >= self.cap:
-            return (
-                f"it holds the activations of {self._held[rank]} micro-batches, and may hold {self.cap}: "
-                "finish a backward first"
-            )
+            return f"it holds as many activations as it may, {self.cap}: finish a backward first"
         return None

@@ -8,7 +8,7 @@ of all the layers that a rank holds; memory in micro-batches of them, for the ra
     1F1B          (p - 1) (F + I + W)           p                             p - 1
     interleaved   (p - 1) (F + I + W) / chunks  p (1 + (p - 1) / (p chunks))  p chunks - 1
     ZB-H1         (p - 1) (F + I - W)           p                             p - 1
-    ZBV           about p - 1 half stages       p                             2 (p - 1)
+    ZBV           (p - 1) F / 2, if F = I = W   p                             2 (p - 1)
 
 Same tables as torch.distributed.pipelining's, where it has them; the tests say where not, and why.
 """

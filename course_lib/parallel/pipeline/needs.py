@@ -32,10 +32,8 @@ def needs(action: Action, placement: tuple[int, ...], lowered: bool = False) -> 
             return [(Action(stage, Kind.I, mb),)]
         case Kind.SEND_B:
             return [backward]
-        case Kind.RECV_F:
-            return [(Action(stage - 1, Kind.SEND_F, mb),)]
-        case Kind.RECV_B:
-            return [(Action(stage + 1, Kind.SEND_B, mb),)]
+        case Kind.RECV_F | Kind.RECV_B:
+            return [(other_end(action),)]
     return []
 
 
@@ -68,32 +66,60 @@ class Deadlock(ScheduleError):
         super().__init__("deadlock: " + "; ".join(map(str, waits)))
 
 
-def in_order(schedule: Schedule) -> Iterator[tuple[int, Action]]:
-    """(rank, action), one at a time, each after all that it needs. Raises Deadlock when no rank can go on."""
+def other_end(action: Action) -> Action | None:
+    """The receive that takes what this sends, and the other way round; None for an action that computes."""
+    stage, kind, mb = action
+    match kind:
+        case Kind.SEND_F:
+            return Action(stage + 1, Kind.RECV_F, mb)
+        case Kind.RECV_F:
+            return Action(stage - 1, Kind.SEND_F, mb)
+        case Kind.SEND_B:
+            return Action(stage - 1, Kind.RECV_B, mb)
+        case Kind.RECV_B:
+            return Action(stage + 1, Kind.SEND_B, mb)
+    return None
+
+
+def in_order(schedule: Schedule, blocking: bool = False) -> Iterator[tuple[int, Action]]:
+    """(rank, action), one at a time, each after all that it needs. Raises Deadlock when no rank can go on.
+
+    blocking: a send waits until the other rank has come to the receive, and the two run together, the send first.
+    """
     lowered = schedule.lowered
     at = [0] * schedule.n_ranks
     done: set[Action] = set()
 
-    def missing(rank: int) -> tuple[Action, ...] | None:
-        """What the rank's next action still needs; None if it can run, or if there is none."""
-        if at[rank] == len(schedule.orders[rank]):
-            return None
-        wanted = needs(schedule.orders[rank][at[rank]], schedule.placement, lowered)
+    def next_of(rank: int) -> Action | None:
+        order = schedule.orders[rank]
+        return order[at[rank]] if at[rank] < len(order) else None
+
+    def missing(action: Action) -> tuple[Action, ...] | None:
+        """What the action still needs, one of these; None if it can run."""
+        other = other_end(action)
+        if blocking and other is not None:
+            met = next_of(schedule.placement[other.stage]) == other
+            return None if met and action.kind in (Kind.SEND_F, Kind.SEND_B) else (other,)
+        wanted = needs(action, schedule.placement, lowered)
         return next((choices for choices in wanted if done.isdisjoint(choices)), None)
 
     moved = True
     while moved:
         moved = False
-        for rank, order in enumerate(schedule.orders):
-            while at[rank] < len(order) and missing(rank) is None:
-                action = order[at[rank]]
-                done.add(action)
-                at[rank] += 1
+        for rank in range(schedule.n_ranks):
+            while (action := next_of(rank)) is not None and missing(action) is None:
                 moved = True
-                yield rank, action
-    stuck = [rank for rank, order in enumerate(schedule.orders) if at[rank] < len(order)]
+                together = [action]
+                if blocking and (other := other_end(action)) is not None:
+                    together.append(other)
+                for one in together:
+                    owner = schedule.placement[one.stage]
+                    at[owner] += 1
+                    done.add(one)
+                    yield owner, one
+    stuck = {rank: action for rank in range(schedule.n_ranks) if (action := next_of(rank)) is not None}
     if stuck:
-        raise Deadlock(_circle(schedule, at, {rank: missing(rank) for rank in stuck}))
+        raise Deadlock(_circle(schedule, at, {rank: missing(action) for rank, action in stuck.items()}))
 
 
 def _circle(schedule: Schedule, at: list[int], missing: dict[int, tuple[Action, ...]]) -> list[Wait]:

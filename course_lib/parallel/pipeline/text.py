@@ -16,7 +16,7 @@ import re
 from course_lib.parallel.pipeline.actions import Action
 from course_lib.parallel.pipeline.schedule import Schedule, ScheduleError
 
-_LINE = re.compile(r"(name|placement|rank\s+(\d+))\s*:(.*)", re.ASCII)
+_LINE = re.compile(r"(name|placement|rank\s+(\d{1,6}))\s*:(.*)", re.ASCII)
 
 
 def dumps(schedule: Schedule) -> str:
@@ -68,7 +68,7 @@ def to_csv(schedule: Schedule) -> str:
 
 
 def from_csv(text: str, name: str = "") -> Schedule:
-    """The schedule of such a CSV; each stage is on the rank that runs it. Raises ScheduleError: the line and a reason."""
+    """The schedule of such a CSV; each stage is on the rank that runs it. Raises ScheduleError with line and reason."""
     lines = text.splitlines()
     orders = [_order([cell.strip() for cell in line.split(",")], i) for i, line in enumerate(lines, 1)]
     if not any(orders):
@@ -85,7 +85,7 @@ def _order(words: list[str], number: int) -> tuple[Action, ...]:
 
 def _placement(words: list[str], number: int) -> tuple[int, ...]:
     for word in words:
-        if not (word.isascii() and word.isdigit()):
+        if re.fullmatch(r"\d{1,6}", word, re.ASCII) is None:
             raise _unreadable(number, f"{_short(word)} is no rank: write the rank of each stage, as in 0 1 1 0")
     if not words:
         raise _unreadable(number, "no stages: write the rank of each, as in 0 1 1 0")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from course_lib.parallel.pipeline.actions import COMPUTE, Action, Kind
-from course_lib.parallel.pipeline.needs import Deadlock, in_order, needs
+from course_lib.parallel.pipeline.needs import Deadlock, in_order, needs, other_end
 from course_lib.parallel.pipeline.schedule import Schedule, ScheduleError
 
 FREES = frozenset({Kind.B, Kind.W})  # after these nobody needs the activations any more
@@ -32,19 +32,16 @@ def check(schedule: Schedule) -> None:
         raise ScheduleError(f"{found[0]}{more}")
 
 
-def problems(schedule: Schedule, cap: int | None = None, partial: bool = False) -> list[Problem]:
+def problems(schedule: Schedule, cap: int | None = None) -> list[Problem]:
     """Everything that is wrong with a schedule, by rank and place; [] if it is right.
 
     It is right if every stage runs each micro-batch forward and backward, once (B, or I and then W), on its rank, after
     what that needs on the same rank; and if the ranks do not wait for each other in a circle. With sends and receives
-    in it, each of these is there, too, once. cap: the most activations that a rank may hold, see held. partial: the
-    schedule is not finished, so what no rank runs yet is no problem as long as no other action needs it.
+    in it, each of these is there, too, once. cap: the most activations that a rank may hold, see held.
 
     Circles are looked for if nothing else is wrong.
     """
-    found = [problem for rank in range(schedule.n_ranks) for problem in _on_rank(schedule, rank, cap)]
-    if not partial:
-        found += _missing(schedule)
+    found = wrong_moves(schedule, cap) + _missing(schedule)
     if not found:
         try:
             for _ in in_order(schedule):
@@ -54,6 +51,11 @@ def problems(schedule: Schedule, cap: int | None = None, partial: bool = False) 
                 index = schedule.orders[wait.rank].index(wait.action)
                 found.append(Problem(wait.rank, index, wait.action, f"{_cannot(wait.rank, wait.action)}: {error}"))
     return sorted(found, key=lambda problem: (problem.rank, problem.index))
+
+
+def wrong_moves(schedule: Schedule, cap: int | None = None) -> list[Problem]:
+    """What is wrong with what is there, seen from each rank alone. For unfinished schedules: the rest may come."""
+    return [problem for rank in range(schedule.n_ranks) for problem in _on_rank(schedule, rank, cap)]
 
 
 def held(order: tuple[Action, ...]) -> list[int]:
@@ -78,9 +80,11 @@ def wrong_place(rank: int, action: Action, placement: tuple[int, ...], n_micro_b
         return f"stage {stage} is on rank {placement[stage]}"
     if not 0 <= mb < n_micro_batches:
         return f"there is no micro-batch {mb}, only 0 to {n_micro_batches - 1}"
-    other = {Kind.SEND_F: stage + 1, Kind.RECV_F: stage - 1, Kind.SEND_B: stage - 1, Kind.RECV_B: stage + 1}.get(kind)
-    if other is not None and (not 0 <= other < len(placement) or placement[other] == rank):
-        return "the stage at the other end is on this rank, too" if 0 <= other < len(placement) else "nobody is there"
+    other = other_end(action)
+    if other is not None and not 0 <= other.stage < len(placement):
+        return "no stage is at the other end"
+    if other is not None and placement[other.stage] == rank:
+        return "the other end is on the same rank, so there is nothing to send"
     return None
 
 
@@ -119,7 +123,7 @@ def _on_rank(schedule: Schedule, rank: int, cap: int | None) -> list[Problem]:
                     reason = f"it needs {later or choices[0]}, {when}"
                     break
         if reason is None and cap is not None and action.kind == Kind.F and counts[index] > cap:
-            reason = f"it would hold the activations of {counts[index]} micro-batches, and may hold {cap}"
+            reason = f"it would hold {counts[index]} activations, and may hold {cap}"
         if reason is not None:
             found.append(Problem(rank, index, action, f"{_cannot(rank, action)} at place {index}: {reason}"))
         done.setdefault(action, index)
