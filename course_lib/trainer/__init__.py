@@ -5,7 +5,8 @@
 
 One idea a file: `options.py` is what a person may ask for, and what is refused; `ranks.py` how the processes meet;
 `job.py` what is trained and what a checkpoint holds of it; `loop.py` the steps; `validation.py`, `metrics.py`,
-`peak.py`, `log.py`, `plot.py`, `sample.py` what is measured, written down and shown; `signals.py` how to leave.
+`peak.py`, `log.py`, `plot.py`, `sample.py` what is measured, written down and shown; `lock.py` who may write into the
+folder; `signals.py` how to leave, `ends.py` what a run ends with before its end.
 """
 
 from .main import main

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from course_lib.models import GPT, GPTConfig, init_weights
 from course_lib.parallel.data import DistributedDataParallel
-from course_lib.trainer.options import Options, Refused
+from course_lib.trainer.ends import Refused
+from course_lib.trainer.options import Options
 from course_lib.trainer.ranks import Ranks
 from course_lib.training.accumulate import backward_window
 from course_lib.training.checkpoint import Checkpoint
@@ -40,6 +41,7 @@ class Job:
         self.optimizer = new_optimizer(self.model, options)
         self.scale = LossScale() if options.precision == "fp16" else None
         self.rate = options.rate()
+        # Not with device=ranks.device: `agree` counts tokens on the CPU; on the GPU that would wait for the last step.
         self.loader = Loader(data.training, options.batch, ranks.rank, ranks.n, seed=options.seed)
         self.step = self.updates = 0
         self.place = self.loader.state_dict()

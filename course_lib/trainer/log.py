@@ -11,45 +11,64 @@ and memory, which are not, stand in the last line of each interval of `--log-eve
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
+
+from course_lib.training.checkpoint_files import replace
+
+LOG_FILE = "log.jsonl"
 
 
-class Log:
-    """Appends to a file. Every line is written at once, so that whoever follows the file sees it whole."""
+class DamagedLog(ValueError):
+    """A line that is not whole stands among whole ones: no kill of a trainer leaves that."""
 
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.file = open(path, "a", encoding="utf-8")  # noqa: SIM115  (open as long as the run)
 
-    def write(self, **values: Any) -> None:
-        self.file.write(json.dumps(values) + "\n")
-        self.file.flush()
+def append(path: Path, *lines: dict[str, Any]) -> None:
+    """At once, so that whoever follows the file sees whole lines. `cut_back` begins a log.
 
-    def close(self) -> None:
-        self.file.close()
+    Raises OSError where the file is gone or the disk is full. (To a file held open one could write on, and lose what
+    one writes, after somebody removed it.)
+    """
+    text = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+    with open(path, "ab", buffering=0, opener=lambda name, flags: os.open(name, flags & ~os.O_CREAT)) as file:
+        while text:
+            text = text[file.write(text) :]
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """The lines of a log, up to the first that is not whole: a killed writer may leave half a line at the end."""
-    lines = []
-    if path.exists():
-        for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            try:
-                lines.append(json.loads(text))
-            except ValueError:
-                break
-    return lines
+    """The lines of a log, without half a line at the end, which a killed writer may leave.
+
+    Raises DamagedLog where another line is not whole, with its number.
+    """
+    raw = path.read_bytes() if path.exists() else b""
+    *whole, _ = raw.split(b"\n")
+    return [parsed(line, number, path) for number, line in enumerate(whole, 1)]
+
+
+def parsed(raw: bytes, number: int, path: Path) -> dict[str, Any]:
+    try:
+        line = json.loads(raw)
+    except ValueError:
+        line = None
+    if not isinstance(line, dict) or not isinstance(line.get("step"), int):
+        raise DamagedLog(f"Line {number} of {path} is damaged: mend or delete that line, and --resume goes on.")
+    return line
 
 
 def cut_back(path: Path, step: int) -> None:
-    """Leave out what the log says of steps after `step`: they are to be done again. At once, or not at all."""
+    """Leave out what the log says of steps after `step`: they are to be done again. At once, or not at all.
+
+    Where there is no log, an empty one is begun. Raises DamagedLog as `read_log` does, before anything is changed.
+    """
     kept = [line for line in read_log(path) if line["step"] <= step]
-    aside = path.with_name(path.name + ".aside")
-    with open(aside, "w", encoding="utf-8") as file:
-        file.writelines(json.dumps(line) + "\n" for line in kept)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(path)
+    replace(path, "".join(json.dumps(line) + "\n" for line in kept))
+
+
+def say(text: str, file: TextIO | None = None) -> None:
+    """Print for whoever reads it. If nobody does any more (a closed terminal), the run goes on without."""
+    with contextlib.suppress(OSError):
+        print(text, file=file or sys.stdout, flush=True)

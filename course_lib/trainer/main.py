@@ -4,99 +4,121 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-
-import torch.distributed as dist
+from contextlib import ExitStack
 
 from course_lib.models import parameter_count
 from course_lib.trainer import options as opt
+from course_lib.trainer.ends import DONE, FAILED, REFUSED, Failed, LostPeer, Refused, in_words, peer_is_gone
 from course_lib.trainer.job import Job
-from course_lib.trainer.log import Log, cut_back, read_log
+from course_lib.trainer.lock import sole_trainer
+from course_lib.trainer.log import append, cut_back, read_log, say
 from course_lib.trainer.loop import Loop
-from course_lib.trainer.metrics import MFU, Diverged, Meter
-from course_lib.trainer.options import Options, Refused
-from course_lib.trainer.ranks import Ranks, all_or_none, first_here, met, restarts
+from course_lib.trainer.metrics import MFU, Meter
+from course_lib.trainer.options import Options
+from course_lib.trainer.ranks import Ranks, all_or_none, first_here, met, on_first, restarts
 from course_lib.trainer.sample import continued
-from course_lib.trainer.signals import Request, asked_to_leave
+from course_lib.trainer.signals import Request, asked_to_leave, launcher_watched
 from course_lib.training.checkpoint import CheckpointError, latest, load
 from course_lib.training.data import prepare
 
-DONE, FAILED, REFUSED = 0, 1, 2
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train as the command line says. Returns the exit status: 0 done, 1 failed, 2 refused, 143 or 130 asked to leave.
+    """Train as the command line says. Returns the exit status: 0 done, 1 failed, 2 refused, 128 + the signal that asked
+    to leave.
 
     Called on every rank, in its main thread. A process group that exists is used.
     """
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
     speaks = first_here()
     try:
-        options = opt.read(list(sys.argv[1:] if arguments is None else arguments), restarts() > 0)
-        with asked_to_leave() as request, met(options.device) as ranks:
+        options, request = opt.read(arguments, restarts() > 0), Request()
+        with launcher_watched(request), met(options.device) as ranks, asked_to_leave(request), ExitStack() as folder:
             speaks = ranks.first
+            options.cut(ranks.n)
+            options = on_first(lambda: claimed(arguments, options, folder))
             return train(options, ranks, request)
     except Refused as error:
         status, text = REFUSED, str(error)
-    except (Diverged, CheckpointError) as error:
+    except (Failed, CheckpointError) as error:
         status, text = FAILED, str(error)
+        speaks = speaks or isinstance(error, LostPeer)
+    except RuntimeError as error:
+        if not peer_is_gone(error):
+            raise
+        status, text, speaks = FAILED, "Another rank is gone, before the first step or after the last.", True
     if speaks:
-        print(text, file=sys.stderr, flush=True)
+        say(text, file=sys.stderr)
     return status
 
 
+def claimed(arguments: list[str], options: Options, folder: ExitStack) -> Options:
+    """Rank 0 holds the folder until the stack ends. The options are read again: another trainer may just have left."""
+    folder.enter_context(sole_trainer(options.path))
+    return opt.read(arguments, restarts() > 0)
+
+
 def train(options: Options, ranks: Ranks, request: Request) -> int:
-    """The run, on every rank. Raises Refused, Diverged or CheckpointError, on all ranks alike."""
-    options.cut(ranks.n)
+    """The run, on every rank. Raises Refused, Failed or CheckpointError, on all ranks alike."""
     data = all_or_none(lambda: prepare(options.data, options.tokens, options.sequence, options.vocab))
     job = Job(options, ranks, data)
     resume(job)
-    all_or_none(lambda: opt.keep(options) if ranks.first else None)
-    meter = Meter(job)
-    log = begin_log(job, meter) if ranks.first else None
-    if ranks.first:
-        print(introduction(job, meter), flush=True)
-    if job.step >= options.steps:
+    if job.step > options.steps:
+        raise Refused(
+            f"--steps {options.steps}: the run in {options.folder} has done {job.step} already; --steps {2 * job.step} "
+            "would go on."
+        )
+    if job.step == options.steps:
+        done = True
         if ranks.first:
-            print(f"All {options.steps} steps are done already: --steps {2 * job.step} would go on.", flush=True)
-        return DONE
-    meter.restart()
-    done = Loop(job, meter, log, request).run()
-    job.loader.close()
-    if log:
-        finish(job, log, done)
-    dist.barrier()  # torchrun ends all ranks as soon as one has left with a status that is not 0
+            say(f"All {options.steps} steps are done already: --steps {2 * job.step} would go on.")
+    else:
+        done = steps_done(job, request)
+    # All wait for it: torchrun ends all ranks as soon as one has left with a status that is not 0.
+    on_first(lambda: show(job) if done else say(left(job, request)))
     return DONE if done else request.status
+
+
+def steps_done(job: Job, request: Request) -> bool:
+    """Train, with a log. Returns whether all steps are done; if not, there was a request to leave."""
+    meter = Meter(job)
+    if job.ranks.first:
+        say(introduction(job, meter))
+    on_first(lambda: begin(job, meter))
+    meter.restart()
+    done = Loop(job, meter, request).run()
+    job.loader.close()
+    return done
 
 
 def resume(job: Job) -> None:
     """Go on from the last checkpoint in the folder, if the run is resumed and there is one."""
     options = job.options
-    if not options.resume:
-        return
-    there = [latest(options.checkpoints) if job.ranks.first else None]
-    dist.broadcast_object_list(there, src=0)
-    if there[0] is not None:
-        saved = load(options.checkpoints, there[0])
+    step = on_first(lambda: latest(options.checkpoints)) if options.resume else None
+    if step is not None:
+        saved = load(options.checkpoints, step)
         all_or_none(lambda: job.go_on_from(saved))
 
 
-def begin_log(job: Job, meter: Meter) -> Log:
-    """The log, cut back to where the job stands, with a line on how it goes on."""
-    path = job.options.path / "log.jsonl"
-    if path.exists():
-        cut_back(path, job.step)
-    log = Log(path)
-    log.write(
-        event="resumed" if job.step else "begun",
-        step=job.step,
-        ranks=job.ranks.n,
-        micro=job.micro,
-        accumulation=job.accumulation,
-        engine=job.options.engine,
-        precision=job.options.precision,
-        device=job.ranks.device.type,
-        peak_flops=meter.peak,
-    )
-    return log
+def begin(job: Job, meter: Meter) -> None:
+    """The log, cut back to where the job stands, with a line on how it goes on; and the options, for a resumption."""
+    options = job.options
+    line = {
+        "event": "resumed" if job.step else "begun",
+        "step": job.step,
+        "ranks": job.ranks.n,
+        "micro": job.micro,
+        "accumulation": job.accumulation,
+        "engine": options.engine,
+        "precision": options.precision,
+        "device": job.ranks.device.type,
+        "peak_flops": meter.peak,
+    }
+    try:
+        cut_back(options.log, job.step)
+        opt.keep(options)
+        append(options.log, line)
+    except OSError as error:
+        raise Refused(f"The run's files cannot be written ({in_words(error)}).") from error
 
 
 def introduction(job: Job, meter: Meter) -> str:
@@ -118,20 +140,33 @@ def ranks_in_words(job: Job) -> str:
     return "1 rank" if job.ranks.n == 1 else f"{job.ranks.n} ranks"
 
 
-def finish(job: Job, log: Log, done: bool) -> None:
-    """What the first rank shows at the end."""
-    o = job.options
-    log.close()
-    if not done:
-        print(f"Asked to leave: stopped after step {job.step} of {o.steps}. --resume goes on from there.", flush=True)
-        return
+def left(job: Job, request: Request) -> str:
+    """What is said of a run that was asked to leave before its end."""
+    return f"{request.reason}: stopped after step {job.step} of {job.options.steps}. --resume goes on from there."
+
+
+def show(job: Job) -> None:
+    """What a finished run shows: the loss curve, and text of the model's. Raises Failed where it cannot be written."""
+    try:
+        draw(job)
+        if job.options.sample:
+            write_sample(job)
+    except (OSError, ValueError) as error:
+        raise Failed(f"All steps are done and saved, but not shown ({in_words(error)}).") from error
+
+
+def draw(job: Job) -> None:
     from course_lib.trainer.plot import draw_losses  # here, for one rank needs it and matplotlib takes long to import
 
+    o = job.options
     title = f"{o.size}, {o.tokens}: batch {o.batch} x {o.sequence} tokens, {ranks_in_words(job)}"
-    draw_losses(read_log(o.path / "log.jsonl"), title, o.path / "loss.png")
-    print(f"loss curve: {o.path / 'loss.png'}", flush=True)
-    if o.sample:
-        start = job.data.tokenizer.encode(o.prompt) or [job.data.tokenizer.end]
-        text = job.data.tokenizer.decode(continued(job.model, start, o.sample, o.sequence, o.seed))
-        (o.path / "sample.txt").write_text(text, encoding="utf-8")
-        print(f"--- sample, {o.sample} tokens after {o.prompt!r}\n{text}", flush=True)
+    draw_losses(read_log(o.log), title, o.path / "loss.png")
+    say(f"loss curve: {o.path / 'loss.png'}")
+
+
+def write_sample(job: Job) -> None:
+    o = job.options
+    start = job.data.tokenizer.encode(o.prompt) or [job.data.tokenizer.end]
+    text = job.data.tokenizer.decode(continued(job.model, start, o.sample, o.sequence, o.seed))
+    (o.path / "sample.txt").write_text(text, encoding="utf-8")
+    say(f"--- sample, {o.sample} tokens after {o.prompt!r}\n{text}")

@@ -20,10 +20,6 @@ from course_lib.training.precision import Step
 MFU = "6 x parameters in matrix products + 12 x layers x dim x sequence FLOPs a token (PaLM, appendix B)"
 
 
-class Diverged(Exception):
-    """The loss or the gradient is no number any more; its text says when, and what would help."""
-
-
 @dataclass
 class Meter:
     """Collects steps of a job, and every so often tells them: one exchange between the ranks and one wait for a GPU.
@@ -83,25 +79,21 @@ class Meter:
         self.restart()
         return lines
 
-    def check(self, line: dict[str, Any]) -> None:
-        """Raises Diverged for a loss or, where the step was taken, a gradient that is not finite."""
-        if math.isfinite(line["loss"]) and (line["grad_norm"] is not None or not line["taken"]):
-            return
-        what = "loss" if not math.isfinite(line["loss"]) else "norm of the gradient"
-        raise Diverged(
-            f"The {what} of step {line['step']} is not finite; the checkpoints are of steps before it: resume with a "
-            f"lower --lr than {self.job.options.lr:g}, a longer --warmup or a smaller --clip."
-        )
-
     def progress(self, line: dict[str, Any]) -> str:
         """One line for a person, from the last of `tell`."""
         options = self.job.options
         left = (options.steps - line["step"]) * self.seconds / self.steps
+        doubt = " (the cores were busy with something else while the peak was measured)" if line["mfu"] > 1 else ""
         return (
             f"step {line['step']:>{len(str(options.steps))}}/{options.steps}  loss {line['loss']:.4f}  "
-            f"{line['tokens_per_second']:,.0f} tokens/s  MFU {line['mfu']:.1%}  "
+            f"{line['tokens_per_second']:,.0f} tokens/s  MFU {line['mfu']:.1%}{doubt}  "
             f"memory {line['memory_bytes'] / 1e9:.2f} GB  {clock(left)} left"
         )
+
+
+def is_finite(line: dict[str, Any]) -> bool:
+    """Whether a step's loss is a number, and its gradient's norm too if the step was taken."""
+    return math.isfinite(line["loss"]) and (line["grad_norm"] is not None or not line["taken"])
 
 
 def memory_bytes(device: torch.device) -> int:

@@ -8,22 +8,31 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from course_lib.models import SIZES, GPTConfig, sized
+from course_lib.trainer.ends import Refused
+from course_lib.trainer.log import LOG_FILE
+from course_lib.training.checkpoint_files import replace
 from course_lib.training.precision import PRECISIONS
 from course_lib.training.schedule import WarmupCosine, WarmupStableDecay
 
-ENGINES = ("ddp", "torch-ddp")
+CHOICES = {
+    "tokens": ("bytes", "bpe"),
+    "engine": ("ddp", "torch-ddp"),
+    "precision": tuple(PRECISIONS),
+    "device": ("auto", "cpu", "cuda"),
+    "schedule": ("cosine", "wsd"),
+}
 OPTIONS_FILE = "options.json"
 # With another one of these it would be another run: other weights, other text, another order.
 FIXED = ("size", "data", "tokens", "vocab", "seq_len", "seed")
 
 
-class Refused(Exception):
-    """What was asked for cannot be done; its text is one sentence for the person who asked."""
+ELSEWHERE = "mend it, or give another --folder for a new run"
+LARGEST, LARGEST_SEED = 2**31 - 1, 2**63 - 1  # they fit wherever a number of steps or tokens, and a seed, is put
 
 
 @dataclass(frozen=True)
@@ -61,6 +70,10 @@ class Options:
     @property
     def path(self) -> Path:
         return Path(self.folder)
+
+    @property
+    def log(self) -> Path:
+        return self.path / LOG_FILE
 
     @property
     def checkpoints(self) -> Path:
@@ -103,6 +116,11 @@ class Options:
         return (micro, other) if micro else (other, given)
 
 
+TYPES = {"int": (int,), "float": (float, int), "str": (str,), "str | None": (str, type(None))}
+# What the folder keeps of a run, with the types in which JSON brings it back: all but what is said of this start alone.
+KEPT = {f.name: TYPES[f.type] for f in fields(Options) if f.name not in ("folder", "resume")}
+
+
 def read(arguments: list[str], restarted: bool = False) -> Options:
     """The options that the command line asks for, with those of the run in the folder where it is resumed.
 
@@ -116,11 +134,10 @@ def read(arguments: list[str], restarted: bool = False) -> Options:
     said["folder"] = str(folder)
     said["resume"] = resume = said.get("resume", False) or restarted
     before = kept(folder)
-    if before is not None and not resume:
+    if before and not resume:
         raise Refused(
             f"There is a run in {folder} already: go on with it with --resume, or give another --folder for this one."
         )
-    before = before or {}
     for name in FIXED:
         if name in before and name in said and said[name] != before[name]:
             raise Refused(
@@ -133,27 +150,45 @@ def read(arguments: list[str], restarted: bool = False) -> Options:
 
 
 def keep(options: Options) -> None:
-    """Write the options into the run's folder, for a later `--resume`."""
-    options.path.mkdir(parents=True, exist_ok=True)
-    values = {name: value for name, value in asdict(options).items() if name not in ("folder", "resume")}
-    aside = options.path / (OPTIONS_FILE + ".aside")
-    aside.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
-    aside.replace(options.path / OPTIONS_FILE)
+    """Write the options into the run's folder, which is there, for a later `--resume`."""
+    values = {name: getattr(options, name) for name in KEPT}
+    replace(options.path / OPTIONS_FILE, json.dumps(values, indent=1) + "\n")
 
 
-def kept(folder: Path) -> dict[str, Any] | None:
-    """The options of the run in a folder; None where there is none."""
+def kept(folder: Path) -> dict[str, Any]:
+    """The options of the run in a folder; empty where there is none. Raises Refused if they are not what was kept."""
+    path = folder / OPTIONS_FILE
     try:
-        text = (folder / OPTIONS_FILE).read_text(encoding="utf-8")
+        text = path.read_bytes()
     except FileNotFoundError:
-        return None
+        left = [name for name in (LOG_FILE, "checkpoints") if (folder / name).exists()]
+        if left:
+            raise Refused(f"{folder} has {' and '.join(left)} of a run, and no {OPTIONS_FILE}: {ELSEWHERE}.") from None
+        return {}
     except OSError as error:
-        raise Refused(f"{folder / OPTIONS_FILE} cannot be read ({error.strerror}): give another --folder.") from None
+        raise Refused(f"{path} cannot be read ({error.strerror}): give another --folder.") from None
     try:
         values = json.loads(text)
-        return {name: values[name] for name in (f.name for f in fields(Options)) if name in values}
-    except (ValueError, TypeError):
-        raise Refused(f"{folder / OPTIONS_FILE} is damaged, it is no JSON: give another --folder.") from None
+    except ValueError:
+        raise Refused(f"{path} is damaged, it is no JSON: {ELSEWHERE}.") from None
+    try:
+        check(Options(**of_a_run(values)))
+    except Refused as error:
+        raise Refused(f"{path} is damaged, {str(error).rstrip('.')}: {ELSEWHERE}.") from None
+    return values
+
+
+def of_a_run(values: Any) -> dict[str, Any]:
+    """What `keep` writes: each option once, each of its type. Raises Refused for anything else."""
+    if not isinstance(values, dict):
+        raise Refused("it holds no options")
+    for names, fault in ((KEPT.keys() - values.keys(), "lacks"), (values.keys() - KEPT.keys(), "has an unknown")):
+        if names:
+            raise Refused(f"it {fault} {', '.join(sorted(names))}")
+    for name, value in values.items():
+        if type(value) not in KEPT[name]:
+            raise Refused(f"{name} is {json.dumps(value)}")
+    return values
 
 
 def check(options: Options) -> None:
@@ -164,12 +199,19 @@ def check(options: Options) -> None:
             sized(o.size)
         except ValueError as error:
             raise Refused(f"--size: {error}") from None
+    for name, choices in CHOICES.items():
+        if getattr(o, name) not in choices:
+            raise Refused(f"{flag(name)} is {getattr(o, name)}: it must be {' or '.join(choices)}.")
     at_least_one = ("steps", "batch", "keep", "log_every")
-    counts = ("micro", "accumulation", "seq_len", "validate_every", "validate_on", "save_every", "sample", "seed")
-    for name in (*at_least_one, *counts, "lr", "clip", "weight_decay"):
-        value, bound = getattr(o, name), int(name in at_least_one)
-        if not bound <= value < float("inf"):  # NaN is neither
-            raise Refused(f"{flag(name)} is {value}: it must be a number from {bound} on.")
+    counts = ("vocab", "micro", "accumulation", "seq_len", "validate_every", "validate_on", "save_every", "sample")
+    for name in (*at_least_one, *counts, "warmup", "seed", "lr", "clip", "weight_decay"):
+        value = getattr(o, name)
+        least = -1 if name == "warmup" else int(name in at_least_one)  # -1: as many as fit the steps
+        if not least <= value < float("inf"):  # NaN is neither
+            raise Refused(f"{flag(name)} is {value}: it must be a number from {max(least, 0)} on.")
+        most = LARGEST_SEED if name == "seed" else LARGEST
+        if isinstance(value, int) and value > most:
+            raise Refused(f"{flag(name)} is {value}: it must be a number up to {most}.")
     if o.seq_len > SIZES[o.size].max_seq_len:
         longest = SIZES[o.size].max_seq_len
         raise Refused(f"--seq-len is {o.seq_len}: sequences of --size {o.size} have up to {longest} tokens.")
@@ -189,7 +231,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m course_lib.trainer",
         description="Train a GPT on real text. Under torchrun the same, on many ranks: gloo on CPUs, NCCL on GPUs.",
-        epilog="Exit status: 0 done; 1 failed; 2 refused; 143 (SIGTERM) or 130 (Ctrl-C) saved and left before the end.",
+        epilog="Exit status: 0 done; 1 failed; 2 refused; 143 (SIGTERM), 130 (Ctrl-C) or 129 (SIGHUP) saved and left "
+        "before the end. torchrun itself ends with 1 for all of these but 0, and writes those of its ranks.",
+        allow_abbrev=False,
     )
 
     def add(name: str, help: str, metavar: str = "N", **more: Any) -> None:
@@ -203,18 +247,18 @@ def make_parser() -> argparse.ArgumentParser:
     add("folder", "where the run keeps its log, options and checkpoints (runs/SIZE)", metavar="PATH", type=str)
     add("resume", "go on with the run in the folder; begin one where there is none", action="store_true")
     add("data", "a text file, or a folder of them (the running Python's standard library)", metavar="PATH", type=str)
-    add("tokens", f"what the model reads ({d.tokens})", choices=("bytes", "bpe"))
+    add("tokens", f"what the model reads ({d.tokens})", choices=CHOICES["tokens"])
     add("vocab", f"how many tokens byte-pair encoding has ({d.vocab})")
     add("seq_len", "tokens in a sequence (as many as the size takes)")
     add("batch", f"sequences in a step, of all ranks together: micro x accumulation x ranks ({d.batch})")
     add("micro", "sequences in one forward of one rank (what the batch leaves)")
     add("accumulation", "micro-batches in a step of one rank (1, or what --micro leaves)")
-    add("engine", f"data parallel by this library or by torch ({d.engine})", choices=ENGINES)
-    add("precision", f"of matrix products; fp64 is for comparing runs ({d.precision})", choices=tuple(PRECISIONS))
+    add("engine", f"data parallel by this library or by torch ({d.engine})", choices=CHOICES["engine"])
+    add("precision", f"of matrix products; fp64 is for comparing runs ({d.precision})", choices=CHOICES["precision"])
     add("device", f"a GPU for each rank, or the CPU; auto takes GPUs if there are any ({d.device})",
-        choices=("auto", "cpu", "cuda"))  # fmt: skip
+        choices=CHOICES["device"])  # fmt: skip
     add("lr", f"peak learning rate of AdamW ({d.lr})", metavar="X", type=float)
-    add("schedule", f"cosine to a tenth, or stable then down to 0 ({d.schedule})", choices=("cosine", "wsd"))
+    add("schedule", f"cosine to a tenth, or stable then down to 0 ({d.schedule})", choices=CHOICES["schedule"])
     add("warmup", "steps until the peak (a tenth of the steps, at most 100)")
     add("clip", f"largest norm of a gradient, 0 for none ({d.clip})", metavar="X", type=float)
     add("weight_decay", f"of matrices; norms have none ({d.weight_decay})", metavar="X", type=float)

@@ -12,9 +12,10 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from course_lib.trainer.options import Refused
+from course_lib.trainer.ends import Failed, Refused, in_words
 
 T = TypeVar("T")
+TOLD = (ValueError, OSError, RuntimeError, Refused, Failed)  # errors that are told to all ranks
 
 
 @dataclass(frozen=True)
@@ -105,8 +106,8 @@ def all_or_none(action: Callable[[], T]) -> T:
     value, reason = None, None
     try:
         value = action()
-    except (ValueError, OSError, RuntimeError, Refused) as error:
-        reason = str(error)
+    except TOLD as error:
+        reason = in_words(error)
     reasons = [None] * dist.get_world_size()
     dist.all_gather_object(reasons, reason)
     said = {text: rank for rank, text in reversed(list(enumerate(reasons))) if text is not None}
@@ -114,3 +115,22 @@ def all_or_none(action: Callable[[], T]) -> T:
         return value
     everywhere = len(said) == 1 and None not in reasons
     raise Refused("; ".join(text if everywhere else f"rank {rank}: {text}" for text, rank in said.items()))
+
+
+def on_first(action: Callable[[], T]) -> T:
+    """action() on rank 0, with no collective in it, and what it returned on all. If it fails, all raise the reason.
+
+    That is Failed where the action raised Failed, and Refused for any other error.
+    """
+    value = failure = None
+    if dist.get_rank() == 0:
+        try:
+            value = action()
+        except TOLD as error:
+            failure = error if isinstance(error, Failed) else Refused(in_words(error))
+    told = [value, failure]
+    dist.broadcast_object_list(told, src=0)
+    value, failure = told
+    if failure is not None:
+        raise failure
+    return value

@@ -7,7 +7,7 @@ import cloudpickle
 import psutil
 import pytest
 import trainer_runs
-from trainer_runs import SMALL, Process, on_a_rank
+from trainer_runs import SMALL, Process, leave, on_a_rank
 
 from course_lib import spmd
 
@@ -33,15 +33,21 @@ def text(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def train(text):
-    """A function: train(folder, ranks, *options) runs the trainer and returns the exit status of each rank."""
+def heard(text):
+    """A function: heard(folder, ranks, *options) runs the trainer. Returns each rank's (exit status, what it said)."""
 
-    def run(folder: Path, ranks: int, *options: str, stop_at=None, guilty=0, scale=None, draws=False) -> list[int]:
+    def run(folder: Path, ranks: int, *options: str, at=None, do=leave, guilty=0, scale=None, draws=False):
         arguments = ["--data", str(text), *SMALL, "--folder", str(folder), *options]
-        how = (stop_at, guilty, scale, draws)
+        how = (at, do, guilty, scale, draws)
         return list(spmd.run(on_a_rank, arguments, *how, ranks=ranks, timeout=120, show=False))
 
     return run
+
+
+@pytest.fixture(scope="session")
+def train(heard):
+    """As `heard`, and returns the exit status of each rank."""
+    return lambda *arguments, **how: [status for status, _ in heard(*arguments, **how)]
 
 
 @pytest.fixture

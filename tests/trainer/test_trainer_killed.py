@@ -61,7 +61,7 @@ def test_all_ranks_leave_after_the_same_step_and_three_ranks_go_on_bit_by_bit(tr
     # Three, for there the order in which the ranks' gradients are added shows in the last bit.
     options = ["--steps", "8", "--save-every", "0", "--validate-every", "0", "--engine", engine]
     assert train(tmp_path / "peace", 3, *options) == [0, 0, 0]
-    assert train(tmp_path / "run", 3, *options, stop_at=4, guilty=2) == [143, 143, 143]
+    assert train(tmp_path / "run", 3, *options, at=4, guilty=2) == [143, 143, 143]
     assert log_of(tmp_path / "run")[-1] == {"event": "saved", "step": 4}
     assert train(tmp_path / "run", 3, "--resume") == [0, 0, 0]
     assert steps_of(tmp_path / "run") == steps_of(tmp_path / "peace")
@@ -70,7 +70,7 @@ def test_all_ranks_leave_after_the_same_step_and_three_ranks_go_on_bit_by_bit(tr
 def test_it_goes_on_with_another_number_of_ranks(train, tmp_path):
     options = ["--steps", "8", "--save-every", "0", "--validate-every", "0", "--precision", "fp64"]
     assert train(tmp_path / "peace", 2, *options) == [0, 0]
-    assert train(tmp_path / "run", 2, *options, stop_at=3, guilty=1) == [143, 143]
+    assert train(tmp_path / "run", 2, *options, at=3, guilty=1) == [143, 143]
     for ranks in (1, 3):
         resumed = shutil.copytree(tmp_path / "run", tmp_path / f"on {ranks}")
         assert train(resumed, ranks, "--resume") == [0] * ranks
@@ -81,6 +81,6 @@ def test_it_goes_on_with_another_number_of_ranks(train, tmp_path):
 def test_in_float16_scale_and_schedule_go_on(train, tmp_path):
     options = ["--steps", "8", "--save-every", "0", "--validate-every", "0", *HALF]
     assert train(tmp_path / "peace", 2, *options, scale=2.0**19) == [0, 0]
-    assert train(tmp_path / "run", 2, *options, stop_at=6, scale=2.0**19) == [143, 143]
+    assert train(tmp_path / "run", 2, *options, at=6, scale=2.0**19) == [143, 143]
     assert train(tmp_path / "run", 2, "--resume", *HALF, scale=1.0) == [0, 0]
     assert steps_of(tmp_path / "run") == steps_of(tmp_path / "peace")

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from course_lib import spmd
 from course_lib.trainer import options, ranks
-from course_lib.trainer.options import Options, Refused
+from course_lib.trainer.ends import Failed, Refused
+from course_lib.trainer.lock import sole_trainer
+from course_lib.trainer.options import Options
 
 
 def refused(*arguments, restarted=False):
@@ -24,6 +26,9 @@ def refused(*arguments, restarted=False):
     [
         (["--size", "tinny"], "--size: There is no size 'tinny'. Did you mean tiny"),
         (["--steps", "0"], "--steps is 0: it must be a number from 1 on."),
+        (["--seed", str(2**63)], "--seed is 9223372036854775808: it must be a number up to 9223372036854775807."),
+        (["--steps", str(2**31)], "--steps is 2147483648: it must be a number up to 2147483647."),
+        (["--warmup", "-2"], "--warmup is -2: it must be a number from 0 on."),
         (["--batch", "-4"], "--batch is -4: it must be a number from 1 on."),
         (["--lr", "nan"], "--lr is nan: it must be a number from 0 on."),
         (["--clip", "-1"], "--clip is -1.0: it must be a number from 0 on."),
@@ -35,7 +40,7 @@ def test_a_wrong_value_is_refused(arguments, said, tmp_path):
     assert refused("--folder", str(tmp_path), *arguments).startswith(said)
 
 
-@pytest.mark.parametrize("arguments", [["--engine", "zero"], ["--steps", "many"], ["--stepz", "3"]])
+@pytest.mark.parametrize("arguments", [["--engine", "zero"], ["--steps", "many"], ["--stepz", "3"], ["--step", "3"]])
 def test_what_argparse_refuses_ends_with_status_2(arguments, capsys):
     with pytest.raises(SystemExit) as left:
         options.read(arguments)
@@ -70,9 +75,47 @@ def test_a_run_goes_on_with_what_it_was_begun_with(name, tmp_path):
     )
 
 
-def test_damaged_options_are_refused(tmp_path):
-    (tmp_path / "options.json").write_text('{"size": "ti', encoding="utf-8")
-    assert "options.json is damaged" in refused("--folder", str(tmp_path), "--resume")
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        (lambda kept: "[1]", "it holds no options"),
+        (lambda kept: "7", "it holds no options"),
+        (lambda kept: "\udcff", "it is no JSON"),
+        (lambda kept: json.dumps(kept)[:30], "it is no JSON"),
+        (lambda kept: json.dumps(kept | {"engine": "zero"}), "--engine is zero: it must be ddp or torch-ddp"),
+        (lambda kept: json.dumps(kept | {"size": "tinny"}), "--size: There is no size 'tinny'"),
+        (lambda kept: json.dumps(kept | {"steps": -3}), "--steps is -3: it must be a number from 1 on"),
+        (lambda kept: json.dumps(kept | {"steps": "9"}), 'steps is "9"'),
+        (lambda kept: json.dumps(kept | {"batch": True}), "batch is true"),
+        (lambda kept: json.dumps(kept | {"lr": float("nan")}), "--lr is nan: it must be a number from 0 on"),
+        (lambda kept: json.dumps(kept | {"lr": None}), "lr is null"),
+        (lambda kept: json.dumps(kept | {"folder": "x"}), "it has an unknown folder"),
+        (lambda kept: json.dumps({k: v for k, v in kept.items() if k != "seed"}), "it lacks seed"),
+    ],
+)
+def test_damaged_options_are_refused(change, fault, tmp_path):
+    options.keep(options.read(["--folder", str(tmp_path), "--data", "text"]))
+    path = tmp_path / "options.json"
+    path.write_text(change(json.loads(path.read_text())), encoding="utf-8", errors="surrogateescape")
+    for again in ([], ["--resume"]):
+        said = refused("--folder", str(tmp_path), *again)
+        assert said.startswith(f"{path} is damaged, {fault}")
+        assert said.endswith(": mend it, or give another --folder for a new run.")
+
+
+@pytest.mark.parametrize("again", [[], ["--resume"]])
+def test_what_is_left_of_a_run_without_its_options_is_not_overwritten(again, tmp_path):
+    (tmp_path / "log.jsonl").write_text('{"step": 1}\n')
+    (tmp_path / "checkpoints").mkdir()
+    assert refused("--folder", str(tmp_path), *again) == (
+        f"{tmp_path} has log.jsonl and checkpoints of a run, and no options.json: mend it, or give another --folder "
+        "for a new run."
+    )
+
+
+def test_a_folder_that_cannot_be_read_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    assert "cannot be read (Not a directory): give another --folder." in refused("--folder", str(tmp_path / "file"))
 
 
 def test_resume_where_there_is_no_run_begins_one(tmp_path):
@@ -155,10 +198,42 @@ def test_what_one_rank_cannot_do_none_goes_on_without():
     assert spmd.run(refused_on, [], ranks=3, show=False) == ["fine"] * 3
 
 
-def test_refusals_of_a_run_leave_no_trace(train, tmp_path, capfd):
-    assert train(tmp_path / "run", 2, "--data", str(tmp_path / "nowhere")) == [2, 2]
-    assert train(tmp_path / "run", 3, "--batch", "16") == [2, 2, 2]
-    assert not (tmp_path / "run").exists()
+def first_of(words):
+    def action():
+        if words:
+            raise Failed(words)
+        return dist.get_rank()
+
+    try:
+        return ranks.on_first(action)
+    except Failed as error:
+        return str(error)
+
+
+def test_what_the_first_rank_cannot_do_ends_all():
+    assert spmd.run(first_of, "", ranks=3, show=False) == [0] * 3
+    assert spmd.run(first_of, "the disk is full", ranks=3, show=False) == ["the disk is full"] * 3
+
+
+def test_refusals_of_a_run_leave_no_trace(heard, tmp_path):
+    run = tmp_path / "runs" / "run"
+    nowhere = str(tmp_path / "nowhere")
+    [(status, said), other] = heard(run, 2, "--data", nowhere)
+    assert status == 2 and nowhere in said and other == (2, "")
+    assert [status for status, _ in heard(run, 3, "--batch", "16")] == [2, 2, 2]
+    assert not run.parent.exists()
+    [(status, said)] = heard("/dev/null/run", 1)
+    assert status == 2 and "/dev/null/run" in said and "give another --folder." in said
+
+
+def test_the_trainer_that_comes_second_is_refused(heard, tmp_path):
+    """It found an empty folder, and then the other was there first."""
+    run = tmp_path / "run"
+    with sole_trainer(run):
+        [(status, said), other] = heard(run, 2)
+        assert status == 2 and other == (2, "")
+        assert said.startswith(f"Another trainer is at work in {run} (process ")
+    assert not run.exists()
 
 
 def test_a_damaged_checkpoint_is_refused_and_the_run_left_as_it_was(train, tmp_path):
@@ -170,6 +245,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_run_left_as_it_was(train, tmp_p
     raw[len(raw) // 2] ^= 1
     state.write_bytes(raw)
     assert train(folder, 2, "--resume", "--steps", "4") == [1, 1]
+    assert {path.name for path in folder.iterdir()} == {*before, "checkpoints"}
     assert {name: (folder / name).read_bytes() for name in before} == before
 
 

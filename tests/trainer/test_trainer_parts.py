@@ -1,7 +1,13 @@
 """The parts that need no run: the log and its cutting, what is drawn, said, measured and sampled; signals."""
 
+import errno
+import fcntl
+import io
+import itertools
 import os
 import signal
+import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from course_lib.models import GPT, GPTConfig
-from course_lib.trainer import log, metrics, peak, plot, sample, signals
+from course_lib.trainer import lock, log, metrics, peak, plot, sample, signals
+from course_lib.trainer.ends import Refused
 from course_lib.trainer.job import new_optimizer
 from course_lib.trainer.options import Options
 
@@ -19,11 +26,10 @@ LINES = [{"event": "begun", "step": 0}, *STEPS, {"event": "saved", "step": 2}]
 
 @pytest.fixture
 def written(tmp_path):
-    path = tmp_path / "run" / "log.jsonl"
-    some = log.Log(path)
-    for line in LINES:
-        some.write(**line)
-    some.close()
+    path = tmp_path / "log.jsonl"
+    log.cut_back(path, 0)
+    log.append(path, *LINES[:2])
+    log.append(path, *LINES[2:])
     return path
 
 
@@ -42,20 +48,89 @@ def test_a_log_is_cut_back_to_a_step_and_goes_on_from_there(written):
     with open(written, "a", encoding="utf-8") as file:
         file.write('{"step": 3, "loss": 2.0}\n{"step": 4, "lo')
     log.cut_back(written, 1)
-    more = log.Log(written)
-    more.write(step=2, loss=2.25)
-    more.close()
+    log.append(written, {"step": 2, "loss": 2.25})
     assert log.read_log(written) == [LINES[0], *STEPS]
     assert os.listdir(written.parent) == ["log.jsonl"]
 
 
 def test_losses_survive_the_log_to_the_last_bit(tmp_path):
     values = torch.rand(100, dtype=torch.float64).tolist() + torch.rand(100).tolist()
-    some = log.Log(tmp_path / "log.jsonl")
-    for value in values:
-        some.write(loss=value)
-    some.close()
+    log.cut_back(tmp_path / "log.jsonl", 0)
+    log.append(tmp_path / "log.jsonl", *({"step": step, "loss": value} for step, value in enumerate(values)))
+    log.cut_back(tmp_path / "log.jsonl", 200)
     assert [line["loss"] for line in log.read_log(tmp_path / "log.jsonl")] == values
+
+
+@pytest.mark.parametrize("damage", [b'{"step": 1, "lo', b"", b"5", b"{}", b'{"step": "1"}', b'{"step": 1, "\xff": 2}'])
+def test_a_damaged_line_among_whole_ones_is_told_and_nothing_erased(written, damage):
+    lines = written.read_bytes().split(b"\n")
+    lines[1] = damage
+    written.write_bytes(b"\n".join(lines))
+    before = written.read_bytes()
+    with pytest.raises(log.DamagedLog, match="Line 2 of .*log.jsonl is damaged: mend or delete that line"):
+        log.cut_back(written, 2)
+    assert written.read_bytes() == before
+
+
+def test_a_log_that_was_removed_is_not_begun_anew_in_the_middle(written):
+    written.unlink()
+    with pytest.raises(FileNotFoundError):
+        log.append(written, LINES[1])
+    assert not written.exists()
+
+
+def test_where_nobody_reads_any_more_the_run_goes_on():
+    class Closed(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError(32, "Broken pipe")
+
+    log.say("step 1", file=Closed())
+
+
+def test_one_trainer_has_a_folder_and_leaves_no_trace(tmp_path):
+    folder = tmp_path / "runs" / "tiny"
+    with lock.sole_trainer(folder):
+        with pytest.raises(Refused, match=f"Another trainer is at work in .*tiny .process {os.getpid()} on "):
+            lock.locked(folder)
+        assert os.listdir(folder) == ["lock"]
+    assert os.listdir(tmp_path) == []
+    folder.mkdir(parents=True)
+    (folder / "lock").write_text("left by one that was killed")
+    with lock.sole_trainer(folder):
+        pass
+    assert folder.exists()  # it was there before
+
+
+def test_a_lock_on_a_file_that_its_holder_just_removed_is_none(tmp_path, monkeypatch):
+    flock, calls = fcntl.flock, []
+
+    def late(handle, how):
+        if not calls:
+            (tmp_path / "lock").unlink()
+        calls.append(handle)
+        flock(handle, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with lock.sole_trainer(tmp_path):
+        assert len(calls) == 2 and (tmp_path / "lock").exists()
+
+
+def test_a_file_system_without_locks_is_told_of_and_used(tmp_path, monkeypatch, capsys):
+    def none(handle, how):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    with lock.sole_trainer(tmp_path):
+        assert "cannot be locked (No locks available): see to it that no other" in capsys.readouterr().out
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(Refused, match="--folder .*zz cannot be made or written .Not a directory.: give another"),
+        lock.sole_trainer(tmp_path / "file" / "zz"),
+    ):
+        pass
 
 
 @given(st.lists(st.floats(-10, 10), min_size=1, max_size=30), st.integers(1, 8))
@@ -86,6 +161,13 @@ def test_peak_is_the_data_sheets_for_a_known_gpu_and_measured_elsewhere(monkeypa
     assert known.flops == 989e12 and "data sheet" in known.source
     here = peak.peak_of(torch.device("cpu"), torch.float32)
     assert 1e8 < here.flops < 1e14 and "measured" in here.source
+
+
+@pytest.mark.parametrize(("mfu", "doubted"), [(0.5, False), (1.04, True)])
+def test_more_than_the_peak_is_explained(mfu, doubted):
+    meter = SimpleNamespace(job=SimpleNamespace(options=Options()), seconds=1.0, steps=1)
+    line = {"step": 9, "loss": 2.0, "tokens_per_second": 100.0, "mfu": mfu, "memory_bytes": 1}
+    assert ("while the peak was measured" in metrics.Meter.progress(meter, line)) == doubted
 
 
 class Counting(torch.nn.Module):
@@ -123,16 +205,50 @@ def test_matrices_decay_and_norms_do_not():
 
 
 def test_signals_are_noted_and_handlers_put_back():
-    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-    with signals.asked_to_leave() as request:
-        assert not request.came
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert request.came == signal.SIGTERM and request.status == 143
-    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+    before = [signal.getsignal(number) for number in signals.SIGNALS]
+    for number, status in (signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129):
+        request = signals.Request()
+        with signals.asked_to_leave(request):
+            assert not request.came
+            os.kill(os.getpid(), number)
+            assert request.came == number and request.status == status
+    assert [signal.getsignal(number) for number in signals.SIGNALS] == before
+
+
+def test_what_nohup_ignores_stays_ignored(monkeypatch):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        request = signals.Request()
+        with signals.asked_to_leave(request):
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert not request.came and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("by_torchrun", [True, False])
+def test_the_end_of_torchrun_is_a_request_to_leave_and_later_an_order(monkeypatch, capsys, by_torchrun):
+    parents = itertools.chain([5, 5], itertools.repeat(1))  # at the start, at the first look, and then
+    ended = threading.Event()
+    monkeypatch.setattr(os, "getppid", lambda: next(parents))
+    monkeypatch.setattr(os, "_exit", lambda status: ended.set())
+    monkeypatch.setattr(signals, "LOOK_EVERY", 0.0)
+    monkeypatch.setattr(signals, "TIME_TO_LEAVE", 0.0)
+    if by_torchrun:
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "one")
+    request = signals.Request()
+    with signals.launcher_watched(request):
+        if not by_torchrun:
+            assert "launcher" not in {thread.name for thread in threading.enumerate()}
+            return
+        assert ended.wait(60)
+    assert request.status == 143 and request.reason == "torchrun is gone"
+    assert "no step has ended in 0 s since: left without saving" in capsys.readouterr().out
 
 
 def test_a_second_ctrl_c_leaves_at_once():
-    with signals.asked_to_leave() as request:
+    request = signals.Request()
+    with signals.asked_to_leave(request):
         os.kill(os.getpid(), signal.SIGINT)
         assert request.status == 130
         with pytest.raises(KeyboardInterrupt):

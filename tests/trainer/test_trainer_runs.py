@@ -7,7 +7,7 @@ import matplotlib.image
 import pytest
 import torch
 import torch.distributed as dist
-from trainer_runs import HALF, log_of, steps_of, validations_of
+from trainer_runs import HALF, fill_the_disk, log_of, remove, steps_of, validations_of
 
 from course_lib import spmd
 from course_lib.models import GPT, flops_per_token, sized
@@ -117,13 +117,38 @@ def test_other_precisions_and_tokens_run(train, more, tmp_path):
     assert len(steps_of(tmp_path / "run")) == 3
 
 
-def test_a_loss_that_is_no_number_stops_the_run_and_is_not_saved(train, tmp_path):
-    more = ["--steps", "20", "--save-every", "1", "--validate-every", "0"]
-    assert train(tmp_path / "run", 2, *more, "--lr", "1e30", "--warmup", "0", "--clip", "0") == [1, 1]
+@pytest.mark.parametrize("saves", [True, False])
+def test_a_loss_that_is_no_number_stops_the_run_and_is_not_saved(heard, tmp_path, saves):
+    more = ["--steps", "20", "--save-every", str(int(saves)), "--clip", str(int(not saves)), "--validate-every", "0"]
+    [(status, said), other] = heard(tmp_path / "run", 2, *more, "--lr", "1e30", "--warmup", "0")
+    assert status == 1 and other == (1, "")
     lines = log_of(tmp_path / "run")
     assert all(abs(line["loss"]) < 1e300 for line in lines if "loss" in line)
-    saved = load(tmp_path / "run" / "checkpoints")
-    assert saved.step == lines[-1]["step"] < 20
+    last = lines[-1]["step"]
+    *_, sentence = said.splitlines()
+    assert f" of step {last + 1} is not finite; " in sentence
+    if saves:
+        assert load(tmp_path / "run" / "checkpoints").step == last
+        on, clip = f"--resume goes on after step {last}, where the last checkpoint is", "--clip 1"
+    else:
+        on, clip = "no checkpoint was saved, so --resume begins anew with step 1", "a smaller --clip than 1"
+    assert sentence.endswith(f"{on}: with a lower --lr than 1e+30 or a longer --warmup or {clip}.")
+
+
+@pytest.mark.parametrize(
+    ("trouble", "said"),
+    [
+        (remove, "log.jsonl: No such file or directory): stopped after step 3; no checkpoint was saved, so --resume"),
+        (fill_the_disk, "No space left on device): stopped after step 3; --resume goes on after step 2, where"),
+    ],
+)
+def test_a_log_that_cannot_be_written_stops_all_ranks(heard, tmp_path, trouble, said):
+    run = tmp_path / "run"
+    more = ["--steps", "9", "--save-every", "2", "--validate-every", "0"]
+    [(status, words), other] = heard(run, 2, *more, at=3, do=lambda: trouble(run))
+    assert status == 1 and other == (1, "")
+    *_, sentence = words.splitlines()
+    assert sentence.startswith("The log cannot be written (") and said in sentence
 
 
 def random_numbers_that_go_on(arguments):
@@ -142,13 +167,16 @@ def test_each_rank_goes_on_with_its_own_random_numbers(text, tmp_path):
     assert same and same_too and first != other
 
 
-def test_a_finished_run_has_nothing_to_do_and_more_steps_go_on(train, tmp_path):
-    more = ["--validate-every", "0", "--schedule", "wsd", "--warmup", "1"]
-    assert train(tmp_path / "run", 1, "--steps", "2", *more) == [0]
-    before = (tmp_path / "run" / "log.jsonl").read_text(encoding="utf-8")
-    assert train(tmp_path / "run", 1, "--resume") == [0]
-    assert [line.get("event") for line in log_of(tmp_path / "run")][-1] == "resumed"
-    assert (tmp_path / "run" / "log.jsonl").read_text(encoding="utf-8").startswith(before)
-    assert train(tmp_path / "run", 1, "--resume", "--steps", "3") == [0]
-    assert [step for step, *_ in steps_of(tmp_path / "run")] == [1, 2, 3]
-    assert json.loads((tmp_path / "run" / "options.json").read_text(encoding="utf-8"))["steps"] == 3
+def test_a_finished_run_has_nothing_to_do_and_more_steps_go_on(heard, tmp_path):
+    run, more = tmp_path / "run", ["--validate-every", "0", "--schedule", "wsd", "--warmup", "1"]
+    assert heard(run, 1, "--steps", "2", *more)[0][0] == 0
+    before = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
+    [(status, said)] = heard(run, 1, "--resume", "--lr", "5")
+    assert status == 0 and "All 2 steps are done already: --steps 4 would go on." in said
+    [(status, said)] = heard(run, 1, "--resume", "--steps", "1")
+    assert status == 2
+    assert said == f"--steps 1: the run in {run} has done 2 already; --steps 4 would go on.\n"
+    assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == before
+    assert heard(run, 1, "--resume", "--steps", "3")[0][0] == 0
+    assert [step for step, *_ in steps_of(run)] == [1, 2, 3]
+    assert json.loads((run / "options.json").read_text(encoding="utf-8"))["steps"] == 3

@@ -1,10 +1,14 @@
 """What the tests of the trainer share: a run on ranks, a process that is followed line by line, a log read back."""
 
+import contextlib
+import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,10 +22,27 @@ SMALL += ["--device", "cpu"]
 HALF = ["--precision", "fp16", "--batch", "2", "--seq-len", "8"]  # float16 is slow on CPUs
 
 
-def on_a_rank(arguments: list[str], stop_at: int | None, guilty: int, scale: float | None, draws: bool) -> int:
-    """What each rank does: the trainer, with a SIGTERM for one rank right after a step, or an absurd loss scale.
+def leave() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
 
-    draws: to draw the loss takes a second, most of it matplotlib's import, and only one test looks at it.
+
+def remove(run: Path) -> None:
+    shutil.rmtree(run)
+
+
+def fill_the_disk(run: Path) -> None:
+    """For the log alone."""
+    (run / "log.jsonl").unlink()
+    (run / "log.jsonl").symlink_to("/dev/full")
+
+
+def on_a_rank(
+    arguments: list[str], at: int | None, do: Callable[[], None], guilty: int, scale: float | None, draws: bool
+) -> tuple[int, str]:
+    """What each rank does: the trainer; one rank does something right after a step, or the loss scale is absurd.
+
+    draws: to draw the loss takes a second, most of it matplotlib's import, and only one test looks at it. Returns the
+    exit status and what was said.
     """
     if not draws:
         sys.modules["course_lib.trainer.plot"] = SimpleNamespace(draw_losses=lambda *_: None)
@@ -31,15 +52,18 @@ def on_a_rank(arguments: list[str], stop_at: int | None, guilty: int, scale: flo
 
     def taken(self, window, total):
         done = take(self, window, total)
-        if self.step == stop_at and dist.get_rank() == guilty:
-            os.kill(os.getpid(), signal.SIGTERM)
+        if self.step == at and dist.get_rank() == guilty:
+            do()
         return done
 
     job.Job.take = taken
     if scale is not None:
         loss_scale = job.LossScale
         job.LossScale = lambda value=scale, quiet=0: loss_scale(value, quiet=quiet)
-    return main(arguments)
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        status = main(arguments)
+    return status, said.getvalue()
 
 
 def log_of(folder: Path) -> list[dict]:
