@@ -136,7 +136,7 @@ plots.curves({name: run[0] for name, run in runs.items()}, "Would the loss tell?
 # With different starts the distance stays: equal steps from different places. Each rank trains its own model, half on
 # another one's gradients. Without averaging, equal ranks part at the first step. Only an equal start *and* equal steps
 # keep them at zero. The loss hardly tells: all three fall, the wrong ones a little slower. So DDP sends rank 0's
-# weights to all at the start, and some compare a hash of them later.
+# weights to all at the start.
 #
 # | equal on all ranks | different on each rank |
 # |---|---|
@@ -207,9 +207,9 @@ share_of_mean = lab.check(share_of_mean)
 # ## 1.4 How many messages?
 #
 # `average_gradients` makes one all-reduce for each parameter tensor, and each costs an $\alpha$ (Lab 0), whatever its
-# size. A GPT has hundreds. One all-reduce of everything has to wait for the last gradient. In between are **buckets**:
-# gradients that travel together. Backward goes from the loss down to the input, so the last layer's gradients come
-# first. A small first bucket starts the network early.
+# size. One all-reduce of everything has to wait for the last gradient. In between are **buckets**: gradients that
+# travel together. Backward goes from the loss down to the input, so the last layer's gradients come first. A small
+# first bucket starts the network early.
 #
 # **Exercise 3: pack the gradients into buckets** · 15 min · ●○○
 
@@ -503,8 +503,8 @@ scaled_step = lab.check(scaled_step)
 # ## 1.9 All together
 #
 # `course_lib.parallel.data.DistributedDataParallel` is made of these parts, and of what daily use needs besides:
-# weights sent at the start, gradients as views of buckets, buckets packed anew in the order in which gradients come,
-# ranks that run out of data. Here are the run of 1.2, that class, and torch's.
+# weights sent at the start, buckets packed anew in the order in which gradients come, ranks that run out of data. Here
+# are the run of 1.2, that class, and torch's.
 
 
 # %%
@@ -661,9 +661,9 @@ plots.curves(kept, "Activations of 4,096 tokens", "tokens in a sequence", "megab
 # others (2022) scores overtake the rest at 34 / 5 = 6.8 times the width of a head: 435 tokens for heads of 64. Hence,
 # perhaps, the 512. For the heads of 32 here it says 218, yet plain is twice fused only near 700: in float32, without
 # dropout and with another feed-forward part, a score takes 4 bytes instead of 5, the rest 94 per token and unit of
-# width instead of 34. Not even the crossing is a constant. Recompute when the memory estimate says so.
+# width instead of 34. Recompute when the memory estimate says so.
 #
-# ### A tuning checklist, switched on and off
+# ### A tuning checklist
 #
 # "Disable anomaly detection, prefetch, use AMP, fuse." **AMP**, automatic mixed precision, runs matrix products in 16
 # bits. **Fusion** makes one pass over memory of several small operations; here in the feed-forward part, a **SwiGLU**:
@@ -676,7 +676,7 @@ guess = lab.predict(
 
 
 # %% tags=["nbval-ignore-output"]
-def tune(rounds=5):
+def tune(rounds=4):
     """Time of a step of each variant, over that of the plain one in the same round; all in one process."""
     device, taken = spmd.device(), {}
     model, fused = GPT(WIDE).to(device), GPT(WIDE).to(device)
@@ -726,8 +726,6 @@ plots.bars(bars, "A training step with one thing changed", "time of a step, over
 # >   it gives wrong numbers, not an error.
 # > - **Buckets.** 25 MB, torch's default, suits one node. More ranks make $\alpha$ larger: Megatron takes at least a
 # >   million numbers for each rank.
-# > - **AMP is the rule**, in bfloat16. Gradients may travel in it too (exercise 8), but long sums are better in
-# >   float32.
 #
 # ## What you did and measured here
 
