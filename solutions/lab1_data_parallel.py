@@ -230,6 +230,11 @@ pack_buckets = lab.check(pack_buckets)
 # order on another rank, but collectives must be called in one order on all (Lab 0). So a full bucket waits for its
 # turn.
 #
+# The check draws a timeline. The upper bar is a rank's program. **Communicating**: it stands in a call, for the data
+# or for a slower rank that has not come yet. The thin bar below is a **transfer in flight**, from start to end,
+# whatever the program does. At the right, time spent computing with a transfer in flight counts as both, so the shares
+# may add up to over 100%.
+#
 # **Exercise 4: reduce while backward runs** · 25 min · ●●●
 
 # %% tags=["exercise"]
@@ -239,9 +244,7 @@ pack_buckets = lab.check(pack_buckets)
 backward_with_overlap = lab.check(backward_with_overlap)
 
 # %% [markdown]
-# Now see it: 3.5 million weights, 14 MB of gradients, two ranks. The upper bar is a rank's program. **Communicating**:
-# it stands in a call, for the data or for a slower rank that has not come yet. The thin bar below is a **transfer in
-# flight**, from start to end, whatever the program does.
+# Now a larger model: 3.5 million weights, 14 MB of gradients, two ranks.
 
 # %% tags=["nbval-ignore-output"]
 WIDE = GPTConfig(Bytes.vocab_size, dim=256, n_layers=4, n_heads=4, n_kv_heads=4, ffn_dim=768, max_seq_len=64)
@@ -290,8 +293,7 @@ spmd.run(time_steps, after, ranks=PAIR).timeline.draw(title="Exchange after back
 spmd.run(time_steps, during, ranks=PAIR).timeline.draw(title="Exchange in the middle of backward")
 
 # %% [markdown]
-# The transfers lie under backward now; only the last bucket is left over. (At the right, time spent computing with a
-# transfer in flight counts as both: the shares may add up to over 100%.) How much faster is the step?
+# The transfers lie under backward now; only the last bucket is left over. How much faster is the step?
 
 # %%
 guess = lab.predict("time of a step with overlap, over one without", unit="times")
