@@ -25,7 +25,7 @@ class Collective:
     """One call of one rank. line: of the answer's file, 0 where it is not on the stack. memory: where the tensor's
     first byte lies. begun, ended: places in the order of events on this rank; ended is None for a call that was never
     waited for. reduce: "SUM", "MAX", ..., None where nothing is reduced. changed: somebody else wrote into its tensor
-    meanwhile. by_future: somebody holds its future, so that it may be waited for unseen.
+    meanwhile, for certain. by_future: somebody holds its future, so that it may be waited for unseen.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Log:
         self.collectives: list[Collective] = []
         self.now = 0
         self._file = file
-        # By id of the call, which is kept so that ids stay apart; with its tensor and that one's version.
+        # By id of the call, which is kept so that ids stay apart; with its tensor and the most writes it may have then.
         self._open: dict[int, tuple[Op, Collective, Any, int]] = {}
 
     def tick(self) -> int:
@@ -61,21 +61,33 @@ class Log:
         memory = first.data_ptr() if isinstance(first, Tensor) else 0
         call = Collective(op.name, nbytes(tensor), op.dtype or "", line_of(self._file), memory, self.tick(), op.reduce)
         self.collectives.append(call)
-        self._open[id(op)] = (op, call, first, _version(first))
+        self._open[id(op)] = (op, call, first, _writes(first) + own_writes(op))
 
     def ended(self, op: Op) -> None:
         if id(op) in self._open:
-            _, call, tensor, version = self._open.pop(id(op))
+            _, call, tensor, most = self._open.pop(id(op))
             call.ended = self.tick()
-            call.changed = _version(tensor) > version  # torch counts writes; those of the collective itself it does not
+            call.changed = _writes(tensor) > most
 
     def future_taken(self, op: Op) -> None:
         if id(op) in self._open:
             self._open[id(op)][1].by_future = True
 
 
-def _version(tensor: Any) -> int:
-    return tensor._version if isinstance(tensor, Tensor) and not tensor.is_inference() else 0
+def own_writes(op: Op) -> int:
+    """The most writes that torch counts of the collective itself: gloo divides and copies with torch's functions."""
+    return (op.reduce == "AVG") + op.name.startswith("reduce_scatter")
+
+
+def _writes(tensor: Any) -> int:
+    """How often a tensor was written to, as far as that is certain; 0 where it is not.
+
+    torch counts the writes to a memory as a whole. Of a tensor that is a part of it, nobody can tell which part they
+    went to.
+    """
+    if not isinstance(tensor, Tensor) or tensor.is_inference():
+        return 0
+    return tensor._version if tensor.untyped_storage().nbytes() == nbytes(tensor) else 0
 
 
 def line_of(file: str) -> int:

@@ -27,13 +27,14 @@ def borrowed_work(
     return None
 
 
-def changed_arguments(changed: list[list[int]]) -> tuple[str, str] | None:
+def changed_arguments(changed: list[list[int]], on_ranks: bool = True) -> tuple[str, str] | None:
     """changed[rank]: positions of the arguments that the answer changed in place."""
     for rank, positions in enumerate(changed):
         if positions:
             which = f"argument {positions[0]}" if positions[0] else "its input"
             return "changes_its_input", (
-                f"the value is right, but rank {rank} changed {which} in place. The caller still needs it: "
+                f"the value is right, but {f'rank {rank}' if on_ranks else 'the answer'} changed {which} in place. "
+                "The caller still needs it: "
                 "work on a copy."
             )
     return None

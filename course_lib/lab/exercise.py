@@ -80,13 +80,14 @@ class Timing:
     """How a right answer is timed: on one large input, against the library's version and others.
 
     make: as in Case. what: the input in words ("16 MB"). rivals: name -> function of the same arguments. ranks: on how
-    many; None for the most of the exercise.
+    many; None for the most of the exercise. no_gain: why, said where a right answer is no faster than the rivals.
     """
 
     make: Callable[[int, int, torch.Generator], tuple]
     what: str
     rivals: dict[str, Callable]
     ranks: int | None = None
+    no_gain: str = ""
 
 
 def call_it(answer: Callable, *args: Any, **group: Any) -> Any:
@@ -144,6 +145,7 @@ class Exercise(Task):
     advice: name of a signature or a scope (see signatures/, costs.py, stopped.py; scopes.py) -> a sentence to add where
         that one explains the answer.
     signatures: the exercise's own, asked before the general ones.
+    causes: those of its own that go by what an answer did, not by values. They come first of all, and explain a race.
     may_use: collectives of torch.distributed that it may call. All others are gloo doing the work.
     least_bytes(n, rank, args): bytes this rank must send at least, or hand to collectives of torch, padding to full
         chunks allowed for. least_of: who cannot do with less, where that is not everybody ("the least a tree can").
@@ -162,6 +164,7 @@ class Exercise(Task):
     wrong: Sequence[Wrong] = ()
     advice: dict[str, str] = field(default_factory=dict)
     signatures: Sequence[Callable] = ()
+    causes: Sequence[Callable] = ()
     may_use: frozenset[str] = frozenset()
     least_bytes: Callable[[int, int, tuple], int] | None = None
     least_total: Callable[[int, tuple], int] | None = None

@@ -38,6 +38,7 @@ class Findings:
 
     records: list[Record] = field(default_factory=list)
     borrowed: list[Failing] = field(default_factory=list)
+    causes: list[Failing] = field(default_factory=list)  # of wrong values and of races alike
     careless: list[Failing] = field(default_factory=list)  # memory that was still being sent
     mismatched: list[Failing] = field(default_factory=list)  # the ranks' collectives, though all came to their end
     values: list[Failing] = field(default_factory=list)
@@ -48,7 +49,8 @@ class Findings:
 
     def first(self) -> Failing | None:
         """The one to tell: what explains the others. Of its kind, one on the most ranks: patterns are plainer there."""
-        for group in (self.borrowed, self.careless, self.mismatched, self.values, self.stopped, self.prices):
+        causes = self.borrowed, self.causes, self.careless, self.mismatched
+        for group in (*causes, self.values, self.stopped, self.prices):
             if group:
                 return max(group, key=lambda failing: failing.n)  # of these the first: the simplest case
         return None
@@ -147,12 +149,16 @@ def _judge_values(
         **facts,
     )
     if evidence is not None:
-        told = signatures.Told([sizes[0]], sizes[1]) if sizes else signatures.tell(evidence, exercise.signatures)
-        findings.values.append(Failing(n, where, told.names, told.sentence, told.details))
+        own = (*exercise.causes, *exercise.signatures)
+        told = signatures.Told([sizes[0]], sizes[1]) if sizes else signatures.tell(evidence, own)
+        known = told.names[0] in {cause.__name__ for cause in exercise.causes}
+        (findings.causes if known else findings.values).append(
+            Failing(n, where, told.names, told.sentence, told.details)
+        )
         return False
     price = replace(price_of(exercise, n, seen, inputs), **facts)
     for found in (
-        costs.changed_arguments(changed),
+        costs.changed_arguments(changed, exercise.on_ranks),
         costs.too_few_bytes(price),
         costs.too_many_bytes(price),
         costs.no_ring(price) if exercise.ring else None,

@@ -8,11 +8,12 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from course_lib import spmd
-from course_lib.lab import attempt, meetings, show, trial
+from course_lib.lab import attempt, meetings, show
 from course_lib.lab.attempt import source_line
 from course_lib.lab.meetings import Pair
 from course_lib.lab.mismatch import RULE, explain_mismatch
 from course_lib.lab.tape import Message, Outside
+from course_lib.spmd.report import whose
 
 DONE, RUNNING = "done", "running"
 # What torch and gloo write for their own authors: places in their source, C++ types, stacks.
@@ -68,7 +69,7 @@ def explain_hang(states: list[State], tapes: list[list[Message]]) -> tuple[str, 
     """(name, sentence) for ranks that do not come to an end."""
     if moving := [s for s in states if s.moving]:
         s = max(moving, key=lambda s: s.messages)
-        at = f" (line {s.line}: `{s.text}`)" if s.line else ""
+        at = f" ({_quoted(s)})" if s.line else ""
         return "endless_messages", (
             f"no end after some seconds, and messages still pass: {s.messages:,} at rank {s.rank}{at}. "
             "Does your loop end?"
@@ -78,7 +79,7 @@ def explain_hang(states: list[State], tapes: list[list[Message]]) -> tuple[str, 
     done = [s for s in states if s.doing == DONE]
     if running:
         s = running[0]
-        at = f" at line {s.line}: `{s.text}`" if s.line else ""
+        at = f" at {_quoted(s)}" if s.line else ""
         who = f"rank {s.rank}" if len(states) > 1 else "the answer"
         return (
             "endless_loop",
@@ -140,8 +141,7 @@ def _quoted(s: State) -> str:
 
 
 def _state(report: spmd.RankReport, answer: Callable, done: bool) -> State:
-    line = _line(report, answer)
-    text = source_line(answer, line) if line else ""
+    line, text = _place(report, answer)
     op = report.waiting or report.failed_in
     if report.status == "returned" or done:
         return State(report.rank, DONE, None, line, text)
@@ -151,30 +151,50 @@ def _state(report: spmd.RankReport, answer: Callable, done: bool) -> State:
     return State(report.rank, doing, op.peer, line, text, report.messages, report.moving)
 
 
-def _line(report: spmd.RankReport, answer: Callable) -> int | None:
-    """The line of the answer's own file that this rank was at."""
+def _place(report: spmd.RankReport, answer: Callable) -> tuple[int | None, str]:
+    """The line of the answer that this rank was at, and its text; failing that, of the reader's other code.
+
+    (None, "") where it was at neither: in code of the course, which is no concern of the reader's.
+    """
     file = answer.__code__.co_filename if hasattr(answer, "__code__") else None
     frames = report.stack or [f for f in (report.last_seen,) if f]
-    own = [f for f in frames if f.file == file] or [f for f in report.own_stack if f.file != trial.__file__]
-    return own[-1].line if own else None
+    if own := [f for f in frames if f.file == file]:
+        return own[-1].line, source_line(answer, own[-1].line)
+    if own := [f for f in report.own_stack if whose[f.file] == "own"]:
+        return own[-1].line, own[-1].text
+    return None, ""
 
 
 def _at(report: spmd.RankReport, answer: Callable) -> str:
-    line = _line(report, answer)
-    text = source_line(answer, line) if line else ""
+    line, text = _place(report, answer)
     return (f" at line {line}" + (f": `{text}`" if text else "")) if line else ""
 
 
 def _raised(report: spmd.RankReport, answer: Callable, who: str) -> tuple[str, str]:
-    at, line = _at(report, answer), _line(report, answer)
-    if report.error_text.startswith("NotImplementedError") and "NotImplementedError" in source_line(answer, line or 0):
+    at, (line, quoted), raised = _at(report, answer), _place(report, answer), report.error_text
+    if raised.startswith("NotImplementedError") and "NotImplementedError" in quoted:
         return (
             "leftover_raise",
             f"your code runs into the stub's `raise NotImplementedError` (line {line}). Delete that line.",
         )
     if isinstance(report.error, Outside):
         return "leaves_the_group", f"{who} has {report.error}{at}"
-    text = without_native(report.error_text).strip() or f"{report.error_text.partition(':')[0]} inside torch"
+    if re.search(r"'NoneType' object has no attribute '(wait|get_future)'", raised):
+        return "waits_for_none", (
+            f"{who} waits for None{at}. A collective returns a work to wait for only where it is called with "
+            "`async_op=True`; without, it has ended when it returns"
+        )
+    if "NoneType" in raised:
+        return "meets_none", f"{who} comes upon None where it needs a value{at}"
+    if "'generator'" in raised:
+        return "meets_a_generator", (
+            f"{who} takes a generator for a list{at}. It can be looped over, once, and no more: make a list of it first"
+        )
+    if "ReduceOp.AVG" in raised:
+        return "average_without_nccl", (
+            f"{who} asks for `ReduceOp.AVG`{at}, and gloo in this version of torch has none: add, and divide by n"
+        )
+    text = without_native(raised).strip() or f"{raised.partition(':')[0]} inside torch"
     return "raises", f"{who} raised {text.removesuffix('.')}{at}"
 
 

@@ -16,14 +16,16 @@ from typing import Any
 import cloudpickle
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from course_lib import spmd
 from course_lib.lab import calls, tape
-from course_lib.lab.evidence import copy, plain, tensors
+from course_lib.lab.evidence import copy, parts, plain
 from course_lib.lab.exercise import Task
 from course_lib.lab.watch import watch_library
 
 PATIENCE_S = 4  # seconds an answer gets for all cases on one world size; right ones take milliseconds
+PLAIN = int | float | str | None
 OURS, THEIRS = "library", "answer"  # whose messages a tape holds
 
 
@@ -104,9 +106,13 @@ def read(folder: Path, index: int, n: int) -> list[Seen | None]:
 
 
 def _changed(before: tuple, after: tuple) -> list[int]:
-    def bits(value: Any) -> list[bytes]:
-        return [
-            t.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes() for t in tensors(value) if t.numel()
-        ]
+    """Positions of the arguments whose tensors, or whose lists of plain values, are others than they were."""
 
-    return [i for i, (a, b) in enumerate(zip(before, after, strict=True)) if bits(a) != bits(b)]
+    def seen(value: Any) -> list:
+        return [_bits(x) if isinstance(x, Tensor) else x for _, x in parts(value) if isinstance(x, Tensor | PLAIN)]
+
+    return [i for i, (a, b) in enumerate(zip(before, after, strict=True)) if seen(a) != seen(b)]
+
+
+def _bits(x: Tensor) -> bytes:
+    return x.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes() if x.numel() else b""

@@ -16,7 +16,7 @@ def several():
         waited.wait()
         dist.all_reduce(x, async_op=True).get_future().wait()
         left = dist.all_reduce(x, async_op=True)
-        touched = dist.all_reduce(x[:2], async_op=True)
+        touched = dist.all_reduce(x, async_op=True)
         x += 1
         touched.wait()
         dist.send(x, 1) if dist.get_rank() == 0 else dist.recv(x, 0)
@@ -33,7 +33,46 @@ def test_collectives_are_noted_with_their_waits():
     assert by_future.ended is None and by_future.by_future
     assert left.ended is None and not left.by_future
     assert touched.changed and not waited.changed
-    assert touched.memory == first.memory and touched.nbytes == 8
+    assert touched.memory == first.memory and touched.nbytes == 12
+
+
+def untouched():
+    """Collectives by torch's own means, in whose tensors nobody else writes."""
+    n = dist.get_world_size()
+    with calls.record(__file__) as log:
+        for op in (dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.MAX):
+            for dtype in (torch.float32, torch.float64, torch.bfloat16):
+                dist.all_reduce(torch.ones(3, dtype=dtype), op)
+                dist.all_reduce(torch.ones(3, dtype=dtype), op, async_op=True).wait()
+            dist.reduce(torch.ones(3), 0, op, async_op=True).wait()
+            dist.reduce_scatter_tensor(torch.ones(2), torch.ones(2 * n), op, async_op=True).wait()
+            dist.reduce_scatter(torch.ones(2), [torch.ones(2)] * n, op, async_op=True).wait()
+        dist.broadcast(torch.ones(2), 0, async_op=True).wait()
+        dist.all_gather([torch.ones(2) for _ in range(n)], torch.ones(2), async_op=True).wait()
+        dist.all_to_all_single(torch.ones(n), torch.ones(n), async_op=True).wait()
+        whole = torch.ones(6)
+        works = [dist.all_reduce(part, dist.ReduceOp.AVG, async_op=True) for part in whole.split(3)]
+        works[0].wait()
+        whole[:3] /= 2  # its own part, while the other is still being reduced
+        works[1].wait()
+    return [(call.name, call.reduce) for call in log.collectives if call.changed]
+
+
+def test_what_a_collective_writes_itself_is_nobodys_mistake():
+    assert list(spmd.run(untouched, ranks=2, backend="gloo", show=False)) == [[], []]
+
+
+def touching_an_average():
+    x = torch.ones(3)
+    with calls.record(__file__) as log:
+        work = dist.all_reduce(x, dist.ReduceOp.AVG, async_op=True)
+        x += 1
+        work.wait()
+    return log.collectives[0].changed
+
+
+def test_a_write_beside_the_collectives_own_is_seen():
+    assert list(spmd.run(touching_an_average, ranks=2, backend="gloo", show=False)) == [True, True]
 
 
 def call(**facts):

@@ -140,7 +140,7 @@ def test_right_only_in_the_first_case():
         left, right = neighbours()
         return send_recv(x, left, torch.empty_like(x), right)
 
-    assert "Right elsewhere, wrong with int64." in str(reject(only_floats, "input unchanged").message)
+    assert "Right in all other cases. 4 ranks, int64, x" in str(reject(only_floats, "input unchanged").message)
 
 
 def test_only_two_ranks_are_right():

@@ -49,6 +49,7 @@ def test_changed_arguments():
     assert costs.changed_arguments([[], []]) is None
     assert "rank 1 changed its input in place" in costs.changed_arguments([[], [0]])[1]
     assert "rank 0 changed argument 2 in place" in costs.changed_arguments([[2]])[1]
+    assert "the answer changed its input in place" in costs.changed_arguments([[0]], on_ranks=False)[1]
 
 
 @pytest.mark.parametrize(("overlapped", "named"), [(0.0, True), (0.5e-3, True), (9e-3, False)])

@@ -42,7 +42,7 @@ def in_one_vector(parameters, group=None):
     flat = torch.cat([grad.flatten() for grad in grads]) / dist.get_world_size(group)
     dist.all_reduce(flat, group=group)
     for p, part in zip(trained, flat.split([p.numel() for p in trained]), strict=True):
-        p.grad = part.view_as(p)
+        p.grad = part.view_as(p) if p.grad is None else p.grad.copy_(part.view_as(p))
 
 
 @right("average_gradients")
@@ -64,7 +64,26 @@ def gathered(parameters, group=None):
             mine = torch.zeros_like(p) if p.grad is None else p.grad
             parts = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
             dist.all_gather(parts, mine, group=group)
-            p.grad = torch.stack(parts).mean(0)
+            mine.copy_(torch.stack(parts).mean(0))
+            p.grad = mine
+
+
+@right("average_gradients")
+def by_torchs_average(parameters, group=None):
+    for p in parameters:
+        if p.requires_grad:
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+            dist.all_reduce(p.grad, op=dist.ReduceOp.AVG, group=group)
+
+
+@right("average_gradients")
+def by_torchs_average_all_in_flight(parameters, group=None):
+    trained = [p for p in parameters if p.requires_grad]
+    for p in trained:
+        p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+    works = [dist.all_reduce(p.grad, dist.ReduceOp.AVG, group=group, async_op=True) for p in trained]
+    for work in works:
+        work.wait()
 
 
 # The loss of uneven batches
@@ -74,21 +93,21 @@ def gathered(parameters, group=None):
 def by_the_mean_count(losses, valid, group=None):
     count = valid.float().sum()
     dist.all_reduce(count, group=group)
-    return (losses * valid).sum() / (count / dist.get_world_size(group))
+    return (losses * valid).sum() / (count.clamp(min=1) / dist.get_world_size(group))
 
 
 @right("share_of_mean")
 def by_python_numbers(losses, valid, group=None):
     counts = [None] * dist.get_world_size(group)
     dist.all_gather_object(counts, int(valid.sum()), group=group)
-    return losses.masked_fill(~valid, 0.0).sum() * (len(counts) / sum(counts))
+    return losses.masked_fill(~valid, 0.0).sum() * (len(counts) / max(sum(counts), 1))
 
 
 @right("share_of_mean")
 def by_its_weight(losses, valid, group=None):
     counts = valid.sum()
     dist.all_reduce(counts, group=group)
-    weight = valid.to(losses.dtype) * dist.get_world_size(group) / counts
+    weight = valid.to(losses.dtype) * dist.get_world_size(group) / counts.clamp(min=1)
     return losses @ weight
 
 
@@ -142,6 +161,22 @@ def by_futures(loss, buckets, group=None):
     torch.futures.wait_all(futures)
     for p in (p for bucket in buckets for p in bucket.parameters):
         p.grad /= dist.get_world_size(group)
+
+
+@right("backward_with_overlap")
+def by_torchs_average_of_buckets(loss, buckets, group=None):
+    missing, works = [len(bucket.parameters) for bucket in buckets], []
+
+    def there(index):
+        missing[index] -= 1
+        while len(works) < len(buckets) and missing[len(works)] == 0:
+            flat = buckets[len(works)].flat
+            works.append(dist.all_reduce(flat, op=dist.ReduceOp.AVG, group=group, async_op=True))
+
+    with when_gradients_are_there(buckets, there):
+        loss.backward()
+    for work in works:
+        work.wait()
 
 
 # Windows
@@ -249,6 +284,18 @@ def divided_in_full_precision(flat, group=None):
     def finish():
         future.wait()
         torch.div(half.float(), dist.get_world_size(group), out=flat)
+
+    return finish
+
+
+@right("bf16_compress")
+def by_torchs_average_of_half(flat, group=None):
+    half = flat.to(torch.bfloat16)
+    work = dist.all_reduce(half, op=dist.ReduceOp.AVG, group=group, async_op=True)
+
+    def finish():
+        work.wait()
+        flat.copy_(half)
 
     return finish
 

@@ -37,7 +37,7 @@ def test_even_sizes():
 
 def test_one_kind_of_input():
     made = [Record(n, label != "int64", None, None, label) for n in (2, 3) for label in ("", "int64")]
-    assert describe(made) == ("one_kind_of_input", "Right elsewhere, wrong with int64.")
+    assert describe(made) == ("one_kind_of_input", "Right in all other cases.")
 
 
 def test_a_size_that_happens_to_divide_says_nothing_when_others_that_divide_fail():

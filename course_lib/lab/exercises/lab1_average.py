@@ -20,46 +20,96 @@ SHAPES = ((4,), (3, 2), (5,))
 UNUSED = "A parameter that this rank did not use still takes part: its share is zero."
 
 
-def gradients_of(*, unused: Sequence[int] = (), frozen: Sequence[int] = (), leftover: bool = False) -> Callable:
-    """Makes the arguments of `averaged`: a gradient for each shape. unused: none for these on all ranks but the last.
+def gradients_of(
+    label: str,
+    *,
+    unused: Sequence[int] = (),
+    frozen: Sequence[int] = (),
+    leftover: bool = False,
+    dtype: torch.dtype = torch.float32,
+    once: bool = False,
+) -> Case:
+    """A case: a gradient for each shape. unused: none for these on all ranks but the last.
 
-    frozen: parameters that are. leftover: they have a gradient all the same, from before they were frozen.
+    frozen: parameters that are. leftover: they have a gradient all the same, from before they were frozen. once: the
+    parameters can be looped over once.
     """
 
-    def make(rank: int, n: int, rng: torch.Generator) -> tuple[list[Tensor | None], list[int]]:
-        grads: list[Tensor | None] = [random_tensor(shape, rng) for shape in SHAPES]
+    def make(rank: int, n: int, rng: torch.Generator) -> tuple:
+        grads: list[Tensor | None] = [random_tensor(shape, rng, dtype) for shape in SHAPES]
         for i in range(len(grads)):
             if (i in frozen and not leftover) or (i in unused and rank < n - 1):
                 grads[i] = None
-        return grads, list(frozen)
+        return grads, list(frozen), dtype, once
 
-    return make
+    return Case(make, label=label)
 
 
-def averaged(answer: Callable, grads: list[Tensor | None], frozen: list[int], **group: Any) -> dict[str, Any]:
+class Once:
+    """Parameters that can be looped over once, as those of `model.parameters()`. loops: how often that was begun."""
+
+    def __init__(self, parameters: list[Parameter]) -> None:
+        self.left, self.loops = iter(parameters), 0
+
+    def __iter__(self) -> Once:
+        self.loops += 1
+        return self
+
+    def __next__(self) -> Parameter:
+        return next(self.left)
+
+
+Once.__name__ = "generator"  # so Python's errors call it, where an answer asks for its length or its first item
+
+
+def averaged(
+    answer: Callable, grads: list[Tensor | None], frozen: list[int], dtype: torch.dtype, once: bool, **group: Any
+) -> dict[str, Any]:
     """Parameters with these gradients, what the answer made of the gradients, and the parameters themselves."""
-    parameters = [Parameter(torch.full(shape, 1.0 + i), i not in frozen) for i, shape in enumerate(SHAPES)]
+    parameters = [Parameter(torch.full(shape, 1.0 + i, dtype=dtype), i not in frozen) for i, shape in enumerate(SHAPES)]
     for p, grad in zip(parameters, grads, strict=True):
         p.grad = grad
-    answer(parameters, **group)
+    given = Once(parameters) if once else parameters
+    answer(given, **group)
     found: dict[str, Any] = {f"gradient {i}": p.grad for i, p in enumerate(parameters)}
     found |= {f"parameter {i}": p.detach() for i, p in enumerate(parameters)}
-    return found | {"seen": Aside({"memory": [p.data_ptr() for p in parameters]})}
+    stays = [in_place(p.grad, grad) for p, grad in zip(parameters, grads, strict=True)]
+    facts = {"memory": [p.data_ptr() for p in parameters], "loops": given.loops if once else 0}
+    return found | {"gradients in place": stays, "seen": Aside(facts)}
+
+
+def in_place(now: Tensor | None, before: Tensor | None) -> bool:
+    """Whether a gradient lies where it did; one that was None may lie anywhere."""
+    return before is None or now is not None and now.data_ptr() == before.data_ptr()
 
 
 def averaged_expected(inputs: list[tuple], n: int) -> list[dict[str, Any]]:
     found = []
-    for grads, frozen in inputs:
+    for grads, frozen, dtype, _ in inputs:
         mine: dict[str, Any] = {}
         for i, shape in enumerate(SHAPES):
-            theirs = [g[i] for g, _ in inputs if g[i] is not None]
-            mine[f"gradient {i}"] = grads[i] if i in frozen else sum(theirs, torch.zeros(shape)) / n
-        found.append(mine | {f"parameter {i}": torch.full(shape, 1.0 + i) for i, shape in enumerate(SHAPES)})
+            theirs = [args[0][i] for args in inputs if args[0][i] is not None]
+            mine[f"gradient {i}"] = grads[i] if i in frozen else sum(theirs, torch.zeros(shape, dtype=dtype)) / n
+        mine |= {f"parameter {i}": torch.full(shape, 1.0 + i, dtype=dtype) for i, shape in enumerate(SHAPES)}
+        found.append(mine | {"gradients in place": [True] * len(SHAPES)})
     return found
 
 
 def trained_bytes(n: int, rank: int, args: tuple) -> int:
-    return sum(4 * torch.Size(shape).numel() for i, shape in enumerate(SHAPES) if i not in args[1])
+    _, frozen, dtype, _ = args
+    return sum(dtype.itemsize * torch.Size(shape).numel() for i, shape in enumerate(SHAPES) if i not in frozen)
+
+
+@signature
+def looped_again(e: Evidence) -> str | None:
+    r = next((r for r in e.wrong if e.aside(r).get("loops", 0) > 1), None)
+    if r is None:
+        return None
+    loops = e.aside(r)["loops"]
+    return (
+        f"rank {r} loops over `parameters` {'twice' if loops == 2 else f'{loops} times'}, and the second time there is "
+        "nothing left: `model.parameters()` is a generator. Make a list of it first, or do all in one loop"
+    )
 
 
 @signature
@@ -96,12 +146,37 @@ def parameters_averaged(e: Evidence) -> str | None:
 
 
 @signature
+def new_gradient(e: Evidence) -> str | None:
+    """The mean is right, and stands in another tensor than the gradient did."""
+    if not e.where.endswith("of `gradients in place`"):
+        return None
+    which = e.where.removeprefix("item ").partition(" ")[0]
+    return (
+        f"the mean is right, but rank {e.wrong[0]}'s gradient {which} is a new tensor now, and whoever holds the old "
+        "one never learns of the mean: a bucket of which it is a view, for one. Write into it: `p.grad.copy_(mean)`"
+    )
+
+
+@signature
+def in_less_precision(e: Evidence) -> str | None:
+    """float64 gradients that are right to float32's digits only."""
+    if not e.where.startswith("`gradient") or not e.comparable or e.inputs[0][2] != torch.float64:
+        return None
+    if not all(same(e.observed[r].float(), e.expected[r].float()) for r in e.wrong):
+        return None
+    return (
+        f"rank {e.wrong[0]}, {e.where}: right to about 7 digits, as in float32. These gradients are float64: add them "
+        "in their own dtype"
+    )
+
+
+@signature
 def mean_in_a_copy(e: Evidence) -> str | None:
     """Everybody's gradient is its own still, though they were exchanged."""
     if not e.where.startswith("`gradient") or not any(e.collectives or []):
         return None
     number = int(e.where.strip("`").removeprefix("gradient "))
-    own = [grads[number] for grads, _ in e.inputs]
+    own = [args[0][number] for args in e.inputs]
     if any(g is None for g in own) or not all(same(e.observed[r], own[r]) for r in e.wrong):
         return None
     who = "on every rank" if len(e.wrong) == e.n else f"on {show.ranks(e.wrong)}"
@@ -129,7 +204,7 @@ def mean_over_those_who_have_one(e: Evidence) -> str | None:
     if not e.where.startswith("`gradient"):
         return None
     number = int(e.where.strip("`").removeprefix("gradient "))
-    have = [g[number] for g, _ in e.inputs if g[number] is not None]
+    have = [args[0][number] for args in e.inputs if args[0][number] is not None]
     if not 0 < len(have) < e.n or not all(same(e.observed[r], sum(have) / len(have)) for r in e.wrong):
         return None
     return (
@@ -146,10 +221,12 @@ AVERAGE_GRADIENTS = Exercise(
     difficulty=1,
     reference=simple.average_gradients,
     cases=[
-        Case(gradients_of(), label="three parameters"),
-        Case(gradients_of(frozen=[1]), label="one of three parameters frozen"),
-        Case(gradients_of(frozen=[0], leftover=True), label="a frozen parameter with an old gradient"),
-        Case(gradients_of(unused=[1]), label="a parameter that only the last rank used"),
+        gradients_of("three parameters"),
+        gradients_of("one of three parameters frozen", frozen=[1]),
+        gradients_of("a frozen parameter with an old gradient", frozen=[0], leftover=True),
+        gradients_of("a parameter that only the last rank used", unused=[1]),
+        gradients_of("three parameters in float64", dtype=torch.float64),
+        gradients_of("three parameters as `model.parameters()` gives them", once=True),
     ],
     expected=averaged_expected,
     call=averaged,
@@ -157,10 +234,13 @@ AVERAGE_GRADIENTS = Exercise(
     may_use=COLLECTIVES,
     takes_group=True,
     least_bytes=trained_bytes,
+    causes=[looped_again],
     signatures=[
         gradient_for_a_frozen_one,
         parameters_changed,
         parameters_averaged,
+        new_gradient,
+        in_less_precision,
         mean_in_a_copy,
         own_gradient_alone,
         mean_over_those_who_have_one,
@@ -181,6 +261,8 @@ AVERAGE_GRADIENTS = Exercise(
         "calls_differ": UNUSED,
         "nothing_returned": UNUSED,
         "wrong_kind": UNUSED,
+        "meets_none": f"A frozen parameter has no gradient: pass over it. {UNUSED}",
+        "meets_a_generator": "So `model.parameters()` gives them.",
     },
     wrong=[
         Wrong(averages.sums, "a sum where a mean is needed"),
@@ -200,5 +282,11 @@ AVERAGE_GRADIENTS = Exercise(
         Wrong(averages.over_those_who_have_one, "divided by 1, the ranks that have this gradient"),
         Wrong(averages.to_rank_0, "only rank 0 has the right value"),
         Wrong(averages.maximum, "all ranks agree, but on a wrong value"),
+        Wrong(averages.counting_first, "the second time there is nothing left"),
+        Wrong(averages.by_index, "takes a generator for a list"),
+        Wrong(averages.into_new_tensors, "gradient 0 is a new tensor now"),
+        Wrong(averages.in_float32, "as in float32. These gradients are float64"),
+        Wrong(averages.of_none, "comes upon None where it needs a value"),
+        Wrong(averages.waiting_for_none, "waits for None"),
     ],
 )

@@ -114,7 +114,7 @@ def one_by_one_of_each_rank(parameters: Iterable[Parameter], group: dist.Process
             share = p.grad.clone()
             dist.broadcast(share, group=group, group_src=source)
             total += share
-        p.grad = total / n
+        p.grad.copy_(total / n)
 
 
 def over_those_who_have_one(parameters: Iterable[Parameter], group: dist.ProcessGroup | None = None) -> None:
@@ -138,6 +138,48 @@ def maximum(parameters: Iterable[Parameter], group: dist.ProcessGroup | None = N
         dist.all_reduce(p.grad, dist.ReduceOp.MAX, group=group)
 
 
-def by_average(parameters: Iterable[Parameter], group: dist.ProcessGroup | None = None) -> None:
+def counting_first(parameters: Iterable[Parameter], group: dist.ProcessGroup | None = None) -> None:
+    for p in parameters:
+        if p.requires_grad and p.grad is None:
+            p.grad = torch.zeros_like(p)
+    for p in parameters:
+        if p.requires_grad:
+            dist.all_reduce(p.grad, group=group)
+            p.grad /= dist.get_world_size(group)
+
+
+def by_index(parameters: Iterable[Parameter], group: dist.ProcessGroup | None = None) -> None:
+    for i in range(len(parameters)):
+        p = parameters[i]
+        if p.requires_grad:
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+            dist.all_reduce(p.grad, group=group)
+            p.grad /= dist.get_world_size(group)
+
+
+def into_new_tensors(parameters: Iterable[Parameter], group: dist.ProcessGroup | None = None) -> None:
     for p in trained(parameters):
-        dist.all_reduce(p.grad, dist.ReduceOp.AVG, group=group)
+        mean = p.grad / dist.get_world_size(group)
+        dist.all_reduce(mean, group=group)
+        p.grad = mean
+
+
+def in_float32(parameters: Iterable[Parameter], group: dist.ProcessGroup | None = None) -> None:
+    for p in trained(parameters):
+        mean = p.grad.float() / dist.get_world_size(group)
+        dist.all_reduce(mean, group=group)
+        p.grad.copy_(mean)
+
+
+def of_none(parameters: Iterable[Parameter], group: dist.ProcessGroup | None = None) -> None:
+    n = dist.get_world_size(group)
+    for p in parameters:
+        p.grad /= n
+        dist.all_reduce(p.grad, group=group)
+
+
+def waiting_for_none(parameters: Iterable[Parameter], group: dist.ProcessGroup | None = None) -> None:
+    for p in trained(parameters):
+        work = dist.all_reduce(p.grad, group=group)
+        work.wait()
+        p.grad /= dist.get_world_size(group)
