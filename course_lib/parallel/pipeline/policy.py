@@ -50,8 +50,8 @@ def finish(board: Board, costs: Costs | None = None, prefer: Sequence[Kind] = (K
         if not moves:
             full = next(rank for rank in range(board.n_ranks) if board.held(rank) == board.cap)
             raise ScheduleError(
-                f"no move is left: rank {full} holds as many activations as it may, {board.cap}, and can finish none of "
-                "them: raise the cap, or take moves back"
+                f"no move is left: rank {full} holds as many activations as it may, {board.cap}, and can finish none: "
+                "raise the cap, or take moves back"
             )
         at, kind, stage, micro_batch, rank = min(moves)
         action = Action(-stage, kinds[kind], micro_batch)
