@@ -3,6 +3,7 @@
 import re
 import signal
 import time
+from contextlib import contextmanager
 
 import psutil
 import pytest
@@ -13,6 +14,7 @@ pytestmark = pytest.mark.serial  # what must be gone within 2 s needs the machin
 SETUP = """
 import torch, torch.distributed as dist
 from course_lib import spmd
+spmd.run(dist.get_rank, ranks=2)
 """
 HANG = """
 def wait_for_nothing():
@@ -25,13 +27,30 @@ spmd.run(wait_for_nothing, ranks=2, timeout=TIMEOUT)
 """
 
 
-@pytest.fixture
-def kernel():
+@contextmanager
+def started():
+    """A kernel that has had its first run of ranks, which takes longest: (its manager, a client)."""
     manager, client = start_new_kernel(kernel_name="python3")
-    yield manager, client
-    client.stop_channels()
-    if manager.is_alive():
-        manager.shutdown_kernel(now=True)
+    try:
+        run_cell(client, SETUP)
+        yield manager, client
+    finally:
+        client.stop_channels()
+        if manager.is_alive():
+            manager.shutdown_kernel(now=True)
+
+
+@pytest.fixture(scope="module")
+def kernel():
+    """One for all tests that leave it as it was: to start one takes seconds."""
+    with started() as kernel:
+        yield kernel
+
+
+@pytest.fixture
+def own_kernel():
+    with started() as kernel:
+        yield kernel
 
 
 def run_cell(client, code, timeout=60):
@@ -51,18 +70,17 @@ def run_cell(client, code, timeout=60):
 
 def test_the_explanation_names_the_cell_and_shows_nothing_of_the_launcher(kernel):
     _, client = kernel
-    run_cell(client, SETUP)
+    number = client.execute_interactive("pass")["content"]["execution_count"] + 1
     _, error = run_cell(client, HANG.replace("TIMEOUT", "2"))
     assert error.startswith("HangError: No end after 2 s."), error
-    assert "cell In[2], line 4: dist.recv(x, 1)" in error
-    assert "cell In[2], line 5: dist.barrier()" in error
+    assert f"cell In[{number}], line 4: dist.recv(x, 1)" in error
+    assert f"cell In[{number}], line 5: dist.barrier()" in error
     assert "launch.py" not in error
     assert "Traceback" not in error
 
 
 def test_exception_classes_of_a_cell_can_be_caught(kernel):
     _, client = kernel
-    run_cell(client, SETUP)
     shown, error = run_cell(
         client,
         """
@@ -85,7 +103,6 @@ except spmd.RankError as failed:
 
 def test_objects_of_a_cells_own_class_can_be_sent_on_by_the_ranks(kernel):
     _, client = kernel
-    run_cell(client, SETUP)
     shown, error = run_cell(
         client,
         """
@@ -117,7 +134,6 @@ def wait_for_ranks(manager, count):
 
 def test_interrupting_a_hanging_cell_says_where_the_ranks_were(kernel):
     manager, client = kernel
-    run_cell(client, SETUP + "spmd.run(dist.get_rank, ranks=2)")
     hanging = client.execute(HANG.replace("TIMEOUT", "600"))
     wait_for_ranks(manager, 2)
     time.sleep(0.4)  # until they have joined
@@ -136,9 +152,8 @@ def test_interrupting_a_hanging_cell_says_where_the_ranks_were(kernel):
     assert (shown, error) == ("[0, 1]\n", "")
 
 
-def test_a_killed_kernel_leaves_no_process(kernel):
-    manager, client = kernel
-    run_cell(client, SETUP)
+def test_a_killed_kernel_leaves_no_process(own_kernel):
+    manager, client = own_kernel
     client.execute(HANG.replace("TIMEOUT", "600"))
     left = wait_for_ranks(manager, 2)
     psutil.Process(manager.provisioner.pid).send_signal(signal.SIGKILL)
