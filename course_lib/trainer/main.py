@@ -114,8 +114,9 @@ def begin(job: Job, meter: Meter) -> None:
         "peak_flops": meter.peak,
     }
     try:
+        read_log(options.log)  # damage there is told before anything is changed
+        opt.keep(options)  # before there is a log: a folder with a log and no options is refused
         cut_back(options.log, job.step)
-        opt.keep(options)
         append(options.log, line)
     except OSError as error:
         raise Refused(f"The run's files cannot be written ({in_words(error)}).") from error

@@ -16,7 +16,7 @@ from types import FrameType
 from course_lib.trainer.log import say
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-LOOK_EVERY = 1.0  # seconds between looks whether torchrun is still there
+LOOK_EVERY = 0.1  # seconds between looks whether torchrun is still there
 TIME_TO_LEAVE = 30.0  # seconds, as torchrun gives after SIGTERM
 
 

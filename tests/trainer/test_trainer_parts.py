@@ -5,6 +5,7 @@ import fcntl
 import io
 import itertools
 import os
+import runpy
 import signal
 import threading
 from types import SimpleNamespace
@@ -257,3 +258,26 @@ def test_a_second_ctrl_c_leaves_at_once():
 
 def test_a_rank_that_got_no_signal_itself_leaves_as_after_sigterm():
     assert signals.Request().status == 143
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status", "said"),
+    [
+        (143, 143, ""),
+        (SystemExit(2), 2, ""),
+        (KeyboardInterrupt(), 130, "Left at once, without a checkpoint.\n"),
+        (LookupError("a bug"), 1, "LookupError: a bug\n"),
+    ],
+)
+def test_the_process_ends_with_the_status_and_without_waiting_for_threads(monkeypatch, capsys, outcome, status, said):
+    def main():
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    ended = []
+    monkeypatch.setattr("course_lib.trainer.main", main)
+    monkeypatch.setattr(os, "_exit", ended.append)
+    runpy.run_module("course_lib.trainer", run_name="__main__")
+    assert ended == [status]
+    assert capsys.readouterr().err.endswith(said)

@@ -169,14 +169,19 @@ def test_each_rank_goes_on_with_its_own_random_numbers(text, tmp_path):
 
 def test_a_finished_run_has_nothing_to_do_and_more_steps_go_on(heard, tmp_path):
     run, more = tmp_path / "run", ["--validate-every", "0", "--schedule", "wsd", "--warmup", "1"]
-    assert heard(run, 1, "--steps", "2", *more)[0][0] == 0
+    assert heard(run, 1, "--steps", "3", *more)[0][0] == 0
     before = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
     [(status, said)] = heard(run, 1, "--resume", "--lr", "5")
-    assert status == 0 and "All 2 steps are done already: --steps 4 would go on." in said
-    [(status, said)] = heard(run, 1, "--resume", "--steps", "1")
+    assert status == 0 and "All 3 steps are done already: --steps 6 would go on." in said
+    [(status, said)] = heard(run, 1, "--resume", "--steps", "2")
     assert status == 2
-    assert said == f"--steps 1: the run in {run} has done 2 already; --steps 4 would go on.\n"
+    assert said == f"--steps 2: the run in {run} has done 3 already; --steps 6 would go on.\n"
     assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == before
-    assert heard(run, 1, "--resume", "--steps", "3")[0][0] == 0
-    assert [step for step, *_ in steps_of(run)] == [1, 2, 3]
-    assert json.loads((run / "options.json").read_text(encoding="utf-8"))["steps"] == 3
+    (run / "log.jsonl").write_bytes(b"damage\n" + before["log.jsonl"])
+    [(status, said)] = heard(run, 1, "--resume", "--steps", "4")
+    assert status == 2 and f"Line 1 of {run / 'log.jsonl'} is damaged: mend or delete that line" in said
+    assert (run / "options.json").read_bytes() == before["options.json"]
+    (run / "log.jsonl").write_bytes(before["log.jsonl"])
+    assert heard(run, 1, "--resume", "--steps", "4")[0][0] == 0
+    assert [step for step, *_ in steps_of(run)] == [1, 2, 3, 4]
+    assert json.loads((run / "options.json").read_text(encoding="utf-8"))["steps"] == 4

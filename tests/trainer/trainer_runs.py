@@ -26,6 +26,14 @@ def leave() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
+def ctrl_c() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def hang_up() -> None:
+    os.kill(os.getpid(), signal.SIGHUP)
+
+
 def remove(run: Path) -> None:
     shutil.rmtree(run)
 
