@@ -31,7 +31,7 @@ def train_in_windows(
     model: a DistributedDataParallel, of which `model.no_sync()` is a context: what runs forward and backward inside
     adds to this rank's gradients and sends nothing. loss_of(model, micro_batch): the mean loss of a micro-batch, a
     scalar; all micro-batches are of one size. Each step takes the gradient of the mean over its whole window, which is
-    exchanged once.
+    exchanged once. No more is held in memory than the activations of one micro-batch.
     """
     # BEGIN SOLUTION
     for start in range(0, len(micro_batches), window):

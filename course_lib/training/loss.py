@@ -47,8 +47,9 @@ def share_of_mean(losses: Tensor, valid: Tensor, group: dist.ProcessGroup | None
     """This rank's loss for a step of data parallel training, in which gradients are averaged over the group.
 
     losses: (tokens,), the loss of each token. valid: (tokens,) bool, False where there is nothing to predict (padding).
-    The number of valid tokens differs by rank and may be zero. Returns a scalar, such that the mean over the ranks of
-    its gradients is the gradient of the mean over all valid tokens of all ranks.
+    The number of valid tokens differs by rank and may be zero, on all ranks too: then the loss is 0. Returns a scalar,
+    this rank's share: the mean of the shares over the ranks is the mean loss of all valid tokens of all ranks, and so
+    it is with their gradients. Only numbers of tokens need to travel, no losses.
     """
     n = dist.get_world_size(group)
     # BEGIN SOLUTION

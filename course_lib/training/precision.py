@@ -72,9 +72,11 @@ def scaled_step(
     """An optimizer step from the gradients of `scale.value` * loss. Returns whether it was taken.
 
     It is left out, on all ranks of the group, if a gradient on any of them is infinite or NaN: the scale was too large.
-    Gradients are clipped to a norm of `max_norm` with `clip_grad_norm(parameters, max_norm)`. In plain data parallel
-    training all ranks hold the same gradients; do not count on it: from Lab 3 on, each holds only a part of them.
-    Parameters without a gradient are passed over; at least one has one.
+    A rank does not see the others' gradients, so it must be told: in plain data parallel training all ranks hold the
+    same ones, from Lab 3 on each holds only a part. Gradients are clipped to a norm of `max_norm` with
+    `clip_grad_norm(parameters, max_norm)`; the norm is that of this rank's gradients and need not be reduced here.
+    After each step, taken or not, `scale.update(overflow)` wants a bool: whether it was left out.
+    Parameters without a gradient (`p.grad` is None) are passed over; at least one has one.
     """
     gradients = [p.grad for p in parameters if p.grad is not None]
     # BEGIN SOLUTION

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from course_lib.lab import show
 from course_lib.lab.evidence import Evidence
 from course_lib.lab.exercise import Case, Exercise, Wrong
@@ -19,10 +21,12 @@ def epoch(samples: int, number: int, seed: int, n: int) -> Case:
 
 
 def shares(answer: Callable, samples: int, number: int, seed: int, n: int) -> Any:
-    """The share of each rank, in whatever kind of sequence."""
+    """The share of each rank, in whatever kind of sequence, and whether torch's own generator stayed as it was."""
+    before = torch.get_rng_state()
     found = [answer(samples, number, seed, rank, n) for rank in range(n)]
+    kept = bool(torch.get_rng_state().equal(before))
     try:
-        return {"shares": [tuple(int(i) for i in share) for share in found]}
+        return {"shares": [tuple(int(i) for i in share) for share in found], "kept": kept}
     except TypeError:
         return found[0]
 
@@ -30,6 +34,18 @@ def shares(answer: Callable, samples: int, number: int, seed: int, n: int) -> An
 def shares_in(e: Evidence) -> list[tuple[int, ...]] | None:
     value = (e.returned or e.observed)[0]
     return value["shares"] if isinstance(value, dict) else None
+
+
+@signature
+def seeds_torch(e: Evidence) -> str | None:
+    """Right shares, from torch's own generator."""
+    if e.where != "`kept`":
+        return None
+    return (
+        "the samples are right, and they are drawn from torch's own generator: dropout and all else that is random on "
+        "a rank then goes on from there, on all ranks alike. Draw from a `torch.Generator()` of your own: "
+        "`torch.randperm(samples, generator=...)`"
+    )
 
 
 def is_that_of(mistaken: Callable, name: str, sentence: str) -> Callable[[Evidence], str | None]:
@@ -137,6 +153,7 @@ EPOCH_SHARE = Exercise(
     ],
     call=shares,
     signatures=[
+        seeds_torch,
         is_that_of(
             orders.same_in_each_epoch,
             "same_in_each_epoch",
@@ -165,7 +182,8 @@ EPOCH_SHARE = Exercise(
         is_that_of(
             orders.padded_once,
             "padded_once",
-            "there are fewer samples than ranks that wait for one: the order may have to begin anew more than once.",
+            "the order is repeated once, and with so few samples that is not enough: some ranks still get none. Repeat "
+            "it as often as it takes.",
         ),
         is_that_of(
             orders.padded_with_the_last,
@@ -221,7 +239,7 @@ EPOCH_SHARE = Exercise(
         Wrong(orders.contiguous, "each rank takes a stretch of the order"),
         Wrong(orders.without_padding, "in the last step one of them waits"),
         Wrong(orders.tail_dropped, "of which there are not enough for all, are dropped"),
-        Wrong(orders.padded_once, "begin anew more than once"),
+        Wrong(orders.padded_once, "Repeat it as often as it takes"),
         Wrong(orders.padded_with_the_last, "repeat the last sample"),
         Wrong(orders.one_round_too_many, "round up, do not add one"),
         Wrong(orders.unshuffled, "nothing is shuffled"),
@@ -229,5 +247,6 @@ EPOCH_SHARE = Exercise(
         Wrong(orders.by_pythons_random, "it should be ["),
         Wrong(orders.seed_times_epoch, "all seeds share their epoch 0"),
         Wrong(orders.padded_before_the_shuffle, "is made longer before it is shuffled"),
+        Wrong(orders.from_torchs_own_generator, "they are drawn from torch's own generator"),
     ],
 )

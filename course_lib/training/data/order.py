@@ -13,8 +13,8 @@ def epoch_share(samples: int, epoch: int, seed: int, rank: int, n: int) -> list[
 
     samples: how many there are, 0 to samples - 1. The epoch's order is `torch.randperm(samples, generator=...)`, from
     a generator with the seed `seed + epoch`; the ranks take from it in turn, as cards are dealt. All must get the same
-    number of samples: where n does not divide, the order goes on from its beginning until it does.
-    Equal to `torch.utils.data.DistributedSampler`.
+    number of samples: where n does not divide, the order goes on from its beginning until it does. torch's own
+    generator stays as it is. Equal to `torch.utils.data.DistributedSampler`.
     """
     # BEGIN SOLUTION
     generator = torch.Generator().manual_seed(seed + epoch)

@@ -96,3 +96,8 @@ def seed_times_epoch(samples: int, epoch: int, seed: int, rank: int, n: int) -> 
 def padded_before_the_shuffle(samples: int, epoch: int, seed: int, rank: int, n: int) -> list[int]:
     rounds = math.ceil(samples / n)
     return [i % samples for i in shuffled(rounds * n, seed + epoch)][rank::n]
+
+
+def from_torchs_own_generator(samples: int, epoch: int, seed: int, rank: int, n: int) -> list[int]:
+    torch.manual_seed(seed + epoch)
+    return dealt(torch.randperm(samples).tolist(), rank, n)

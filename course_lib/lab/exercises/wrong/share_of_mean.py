@@ -57,4 +57,43 @@ def n_times_too_much(losses: Tensor, valid: Tensor, group: dist.ProcessGroup | N
 
 
 def without_group(losses: Tensor, valid: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
-    return dist.get_world_size() * losses[valid].sum() / counted(valid.sum(), None)
+    return dist.get_world_size() * losses[valid].sum() / counted(valid.sum(), None).clamp(min=1)
+
+
+def without_clamp(losses: Tensor, valid: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+    return dist.get_world_size(group) * losses[valid].sum() / counted(valid.sum(), group)
+
+
+def infinite_weights(losses: Tensor, valid: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+    return (losses * valid).sum() * (dist.get_world_size(group) / counted(valid.sum(), group))
+
+
+def divided_by_pythons_zero(losses: Tensor, valid: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+    return losses[valid].sum() * (dist.get_world_size(group) / int(counted(valid.sum(), group)))
+
+
+def clamped_before_the_exchange(losses: Tensor, valid: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+    return dist.get_world_size(group) * losses[valid].sum() / counted(valid.sum().clamp(min=1), group)
+
+
+def losses_reduced(losses: Tensor, valid: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+    total = losses[valid].sum()
+    dist.all_reduce(total, group=group)
+    return dist.get_world_size(group) * total / counted(valid.sum(), group).clamp(min=1)
+
+
+def losses_reduced_with_gradient(losses: Tensor, valid: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+    from torch.distributed.nn.functional import all_reduce
+
+    total = all_reduce(losses[valid].sum(), group=group or dist.group.WORLD)
+    return total / counted(valid.sum(), group).clamp(min=1)
+
+
+def constant_added(losses: Tensor, valid: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+    share = dist.get_world_size(group) * losses[valid].sum() / counted(valid.sum(), group).clamp(min=1)
+    return share + losses.detach().mean()
+
+
+def keeps_what_is_returned(losses: Tensor, valid: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+    count = dist.all_reduce(valid.sum(), group=group)
+    return dist.get_world_size(group) * losses[valid].sum() / count
