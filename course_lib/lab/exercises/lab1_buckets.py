@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -53,25 +54,43 @@ def is_that_of(mistaken: Callable, name: str, sentence: str) -> Callable[[Eviden
 
 
 @signature
-def lost_or_twice(e: Evidence) -> str | None:
-    """Some gradients are in no bucket, or in two."""
-    if not isinstance(e.observed[0], Packing):
-        return None
-    have = [index for bucket in e.observed[0].buckets for index in bucket]
-    want = range(len(e.inputs[0][0]))
-    lost, twice = [i for i in want if i not in have], [i for i in want if have.count(i) > 1]
-    if lost:
-        return f"{e.observed[0].buckets}: gradient {lost[0]} is in no bucket, so it would never be sent"
-    return f"{e.observed[0].buckets}: gradient {twice[0]} is in two places" if twice else None
-
-
-@signature
 def other_buckets(e: Evidence) -> str | None:
+    """More than one mistake, or one that is not known: the rules that these buckets break."""
     found, want = e.observed[0], e.expected[0].buckets
-    if isinstance(found, Packing):
-        return f"{found.buckets}, it should be {want}"
-    missing = ". Is a `return` missing?" if found is None else ""
-    return f"the answer returned {str(found)[:80]}, not a list of lists of indices{missing}"
+    if not isinstance(found, Packing):
+        missing = ". Is a `return` missing?" if found is None else ""
+        return f"the answer returned {str(found)[:80]}, not a list of lists of indices{missing}"
+    broken = broken_rules(found.buckets, *e.inputs[0])
+    return f"{found.buckets}, it should be {want}. {' '.join(broken)}"
+
+
+def broken_rules(buckets: list[list[int]], sizes: Sequence[int], cap: int, first_cap: int) -> list[str]:
+    """A sentence for each rule of packing that the buckets break: at their first place, and once for each rule."""
+    flat = [index for bucket in buckets for index in bucket]
+    if strange := [index for index in flat if index not in range(len(sizes))]:
+        return [f"{strange[0]!r} is no index into `sizes`: those are 0 to {len(sizes) - 1}."]
+    broken = {}
+    if [] in buckets:
+        broken["empty"] = f"Bucket {buckets.index([])} is empty."
+    if lost := [i for i in range(len(sizes)) if i not in flat]:
+        broken["lost"] = f"Gradient {lost[0]} is in no bucket, so it would never be sent."
+    if twice := [i for i in range(len(sizes)) if flat.count(i) > 1]:
+        broken["twice"] = f"Gradient {twice[0]} is in two places."
+    if rising := [(a, b) for a, b in itertools.pairwise(flat) if a < b]:
+        before, after = rising[0]
+        broken["order"] = f"Gradient {before} comes before {after}: backward begins with the last, so it goes first."
+    for number, bucket in enumerate(buckets):
+        limit, name = (cap, "cap") if number else (first_cap, "first_cap")
+        held = list(itertools.accumulate(sizes[index] for index in bucket))
+        if full := [count for count, size in enumerate(held[:-1], 1) if size >= limit]:
+            at = held[full[0] - 1]
+            last = bucket[full[0] - 1]
+            text = f"Bucket {number} takes more when it is full: with gradient {last} it holds {at}, {name} is {limit}."
+            broken.setdefault("late", text)
+        elif held and held[-1] < limit and number < len(buckets) - 1:
+            text = f"Bucket {number} is closed at {held[-1]}, before it is full: {name} is {limit}."
+            broken.setdefault("early", text)
+    return list(broken.values())
 
 
 PACK_BUCKETS = Exercise(
@@ -156,7 +175,6 @@ PACK_BUCKETS = Exercise(
             "one_bucket_cleared",
             "One list object is in all places: `bucket.clear()` empties what `buckets` holds already. Make a new list.",
         ),
-        lost_or_twice,
         other_buckets,
     ],
     hints=[
@@ -186,5 +204,14 @@ PACK_BUCKETS = Exercise(
         Wrong(packs.sizes_in_place_of_indices, "These are sizes"),
         Wrong(packs.counting_gradients, "the number of gradients. They are bytes"),
         Wrong(packs.one_bucket_cleared, "One list object is in all places"),
+        Wrong(packs.emptying_sizes, "changed its input in place"),
+        Wrong(packs.as_registered_over_the_cap, "takes more when it is full"),
+        Wrong(packs.as_registered_and_last_lost, "so it would never be sent. Gradient"),
+        Wrong(
+            packs.without_first_cap_within_reversed, "backward begins with the last, so it goes first. Bucket 0 takes"
+        ),
+        Wrong(packs.each_alone, "is closed at 2, before it is full: cap is 10"),
+        Wrong(packs.counted_from_one, "7 is no index into `sizes`"),
+        Wrong(packs.as_a_dictionary_of_counts, "not a list of lists of indices"),
     ],
 )

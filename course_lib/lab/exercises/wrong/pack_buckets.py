@@ -115,3 +115,40 @@ def one_bucket_cleared(sizes: Sequence[int], cap: int, first_cap: int) -> list[l
             bucket.clear()
             held = 0
     return [*buckets, bucket] if bucket else buckets
+
+
+def emptying_sizes(sizes: list[int], cap: int, first_cap: int) -> list[list[int]]:
+    buckets: list[list[int]] = []
+    bucket, held = [], 0
+    while sizes:
+        held += sizes.pop()
+        bucket.append(len(sizes))
+        if held >= (cap if buckets else first_cap):
+            buckets.append(bucket)
+            bucket, held = [], 0
+    return [*buckets, bucket] if bucket else buckets
+
+
+def as_registered_over_the_cap(sizes: Sequence[int], cap: int, first_cap: int) -> list[list[int]]:
+    return pack(range(len(sizes)), sizes, cap + 1, first_cap + 1)
+
+
+def as_registered_and_last_lost(sizes: Sequence[int], cap: int, first_cap: int) -> list[list[int]]:
+    return as_registered(sizes, cap, first_cap)[:-1]
+
+
+def without_first_cap_within_reversed(sizes: Sequence[int], cap: int, first_cap: int) -> list[list[int]]:
+    return within_reversed(sizes, cap, cap)
+
+
+def each_alone(sizes: Sequence[int], cap: int, first_cap: int) -> list[list[int]]:
+    return [[index] for index in reversed(range(len(sizes)))]
+
+
+def counted_from_one(sizes: Sequence[int], cap: int, first_cap: int) -> list[list[int]]:
+    return [[index + 1 for index in bucket] for bucket in pack(reversed(range(len(sizes))), sizes, cap, first_cap)]
+
+
+def as_a_dictionary_of_counts(sizes: Sequence[int], cap: int, first_cap: int) -> dict[int, int]:
+    buckets = pack(reversed(range(len(sizes))), sizes, cap, first_cap)
+    return {number: len(bucket) for number, bucket in enumerate(buckets)}
