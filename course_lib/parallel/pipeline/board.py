@@ -103,7 +103,7 @@ class Board:
         if not 0 <= rank < self.n_ranks:
             return f"there is no such rank, only 0 to {self.n_ranks - 1}"
         if action.kind not in COMPUTE:
-            return "sends and receives go by themselves, so place only F, B, I and W"
+            return "messages go by themselves, place only F, B, I and W"
         reason = wrong_place(rank, action, self.placement, self.n_micro_batches) or clash(action, self._done)
         if reason is not None:
             return reason

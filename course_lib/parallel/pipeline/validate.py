@@ -117,10 +117,10 @@ def _on_rank(schedule: Schedule, rank: int, cap: int | None) -> list[Problem]:
             for choices in needs(action, placement, lowered):
                 if placement[choices[0].stage] == rank and not any(choice in done for choice in choices):
                     later = next((choice for choice in order[index:] if choice in choices), None)
-                    when = (
-                        f"which it runs only later, at place {order.index(later)}" if later else "which it never runs"
-                    )
-                    reason = f"it needs {later or choices[0]}, {when}"
+                    if later:
+                        reason = f"it needs {later}, which it runs only later, at place {order.index(later)}"
+                    else:
+                        reason = f"it needs {' or '.join(map(str, choices))}, which it never runs"
                     break
         if reason is None and cap is not None and action.kind == Kind.F and counts[index] > cap:
             reason = f"it would hold {counts[index]} activations, and may hold {cap}"
