@@ -189,6 +189,7 @@ PACK_BUCKETS = Exercise(
         "else first_cap)`, append the bucket to `buckets` and start a new one with `held = 0`. After the loop, append "
         "what is left, if anything.",
     ],
+    advice={"changes_its_input": "Read `sizes`, and leave it as it is."},
     wrong=[
         Wrong(packs.as_registered, "in the order of registration"),
         Wrong(packs.without_first_cap, "as large as the others"),
@@ -204,12 +205,10 @@ PACK_BUCKETS = Exercise(
         Wrong(packs.sizes_in_place_of_indices, "These are sizes"),
         Wrong(packs.counting_gradients, "the number of gradients. They are bytes"),
         Wrong(packs.one_bucket_cleared, "One list object is in all places"),
-        Wrong(packs.emptying_sizes, "changed its input in place"),
-        Wrong(packs.as_registered_over_the_cap, "takes more when it is full"),
+        Wrong(packs.emptying_sizes, "Read `sizes`, and leave it"),
+        Wrong(packs.as_registered_without_first_cap, "so it goes first. Bucket 0 takes more when it is full"),
         Wrong(packs.as_registered_and_last_lost, "so it would never be sent. Gradient"),
-        Wrong(
-            packs.without_first_cap_within_reversed, "backward begins with the last, so it goes first. Bucket 0 takes"
-        ),
+        Wrong(packs.without_first_cap_within_reversed, "with gradient 4 it holds 6, first_cap is 4"),
         Wrong(packs.each_alone, "is closed at 2, before it is full: cap is 10"),
         Wrong(packs.counted_from_one, "7 is no index into `sizes`"),
         Wrong(packs.as_a_dictionary_of_counts, "not a list of lists of indices"),

@@ -129,8 +129,8 @@ def emptying_sizes(sizes: list[int], cap: int, first_cap: int) -> list[list[int]
     return [*buckets, bucket] if bucket else buckets
 
 
-def as_registered_over_the_cap(sizes: Sequence[int], cap: int, first_cap: int) -> list[list[int]]:
-    return pack(range(len(sizes)), sizes, cap + 1, first_cap + 1)
+def as_registered_without_first_cap(sizes: Sequence[int], cap: int, first_cap: int) -> list[list[int]]:
+    return pack(range(len(sizes)), sizes, cap, cap)
 
 
 def as_registered_and_last_lost(sizes: Sequence[int], cap: int, first_cap: int) -> list[list[int]]:
