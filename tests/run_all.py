@@ -69,13 +69,15 @@ def count(junit: Path) -> dict[str, int]:
 
 
 def stages() -> list[Stage]:
-    workers = str(min(4, facts.cores()))
+    cores = facts.cores()
+    # A notebook needs little of the machine while its kernel starts, and all of it while ranks train: two at a time.
+    two_at_once = ["-n", str(min(2, cores)), "--dist", "worksteal"]
     return [
         Stage("lint", ["ruff", "check", "."]),
         Stage("built", ["course_lib.lab.build", "--check"]),
-        Stage("unit", ["pytest", *UNIT, "-m", "not serial", "-n", workers]),
+        Stage("unit", ["pytest", *UNIT, "-m", "not serial", "-n", str(min(4, cores))]),
         Stage("serial", ["pytest", *UNIT, "-m", "serial"]),
-        Stage("notebooks", ["pytest", "tests/notebooks"]),
+        Stage("notebooks", ["pytest", "tests/notebooks", *two_at_once]),
         Stage("browser", ["pytest", "tests/browser"]),
     ]
 
