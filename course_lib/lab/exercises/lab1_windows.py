@@ -2,130 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
-
-import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from course_lib.lab import show
-from course_lib.lab.evidence import Aside, Evidence, same
-from course_lib.lab.exercise import Case, Exercise, Timing, Wrong, random_tensor
+from course_lib.lab.evidence import Evidence, same
+from course_lib.lab.exercise import Exercise, Timing, Wrong
+from course_lib.lab.exercises.lab1_windows_run import (
+    LR,
+    ROWS,
+    epoch,
+    exchanged_bytes,
+    gradient,
+    large_epoch,
+    trained,
+    trained_expected,
+)
 from course_lib.lab.exercises.wrong import train_in_windows as windows
 from course_lib.lab.signatures.words import signature
 from course_lib.training import accumulate
-
-SIZE, ROWS, LR = 5, 3, 0.1  # of the model, of a micro-batch; the learning rate
-LARGE = 500_000  # parameters of the timed model
-
-
-class Replica(nn.Module):
-    """A linear model that is data parallel as torch's DistributedDataParallel is: forward decides whether the next
-    backward exchanges gradients. Notes what happens to it, a letter for each event: f and b are a forward and a
-    backward that exchange nothing, F and B in sync; B exchanges. s is a step, z a zero_grad.
-    """
-
-    def __init__(self, weight: Tensor) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(weight.clone())
-        self.events = ""
-        self._sync = self._exchange = True
-        self.weight.register_post_accumulate_grad_hook(self._gradient_is_there)
-
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        before, self._sync = self._sync, False
-        try:
-            yield
-        finally:
-            self._sync = before
-
-    def forward(self, x: Tensor) -> Tensor:
-        self._exchange = self._sync
-        self.events += "F" if self._exchange else "f"
-        return x * self.weight
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        self.events += "z"
-        super().zero_grad(set_to_none)
-
-    def _gradient_is_there(self, weight: Tensor) -> None:
-        self.events += ("B" if self._sync else "n") if self._exchange else "b"
-        if self._exchange:
-            dist.all_reduce(weight.grad)
-            weight.grad /= dist.get_world_size()
-
-
-class Descent(torch.optim.SGD):
-    """Gradient descent that tells the replica of its steps, and keeps the gradient of each."""
-
-    def __init__(self, replica: Replica) -> None:
-        super().__init__(replica.parameters(), lr=LR)
-        self.replica, self.gradients = replica, []
-
-    def step(self, closure: Any = None) -> None:
-        self.replica.events += "s"
-        grad = self.replica.weight.grad
-        self.gradients.append(None if grad is None else grad.clone())
-        super().step()
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        self.replica.events += "z"
-        super().zero_grad(set_to_none)
-
-
-def squares(model: Any, micro_batch: Tensor) -> Tensor:
-    """A loss whose gradient depends on the weights, so that a step too few or too many is seen in all that follow."""
-    return (model(micro_batch) - 1).square().mean()
-
-
-def trained(answer: Callable, weight: Tensor, micro_batches: list[Tensor], window: int) -> dict[str, Any]:
-    """One pass over the micro-batches: the weights after it, and how often gradients were exchanged."""
-    replica = Replica(weight)
-    descent = Descent(replica)
-    answer(replica, descent, micro_batches, window, squares)
-    exchanges = replica.events.count("B") + replica.events.count("n")
-    return {
-        "weights": replica.weight.detach(),
-        "exchanges": exchanges,
-        "seen": Aside({"events": replica.events, "gradients": descent.gradients}),
-    }
-
-
-def gradient(weight: Tensor, micro_batches: list[Tensor]) -> Tensor:
-    """Of the mean loss over some micro-batches, computed in one process."""
-    weight = weight.clone().requires_grad_()
-    loss = sum(squares(lambda x: x * weight, x) for x in micro_batches) / len(micro_batches)
-    return torch.autograd.grad(loss, weight)[0]
-
-
-def trained_expected(inputs: list[tuple], n: int) -> list[dict[str, Any]]:
-    weight, window = inputs[0][0], inputs[0][2]
-    count = len(inputs[0][1])
-    for start in range(0, count, window):
-        taken = [x for _, micro_batches, _ in inputs for x in micro_batches[start : start + window]]
-        weight = weight - LR * gradient(weight, taken)
-    return [{"weights": weight, "exchanges": -(-count // window)}] * n
-
-
-def epoch(count: int, window: int) -> Case:
-    def make(rank: int, n: int, rng: torch.Generator) -> tuple[Tensor, list[Tensor], int]:
-        weight = torch.linspace(-1, 1, SIZE, dtype=torch.float64)
-        return weight, [random_tensor((ROWS, SIZE), rng, torch.float64) for _ in range(count)], window
-
-    return Case(make, label=f"{count} micro-batches, window {window}")
-
-
-def large_epoch(rank: int, n: int, rng: torch.Generator) -> tuple[Tensor, list[Tensor], int]:
-    return torch.ones(LARGE), [random_tensor((1, LARGE), rng) for _ in range(8)], 4
-
-
-def exchanged_bytes(n: int, rank: int, args: tuple) -> int:
-    weight, micro_batches, window = args
-    return -(-len(micro_batches) // window) * weight.numel() * weight.element_size()
-
 
 # What the events say. In all of them rank 0 speaks for all: micro-batches and windows are alike on all ranks.
 
@@ -144,6 +38,20 @@ def steps(e: Evidence) -> list[int]:
 
 def proper(count: int, window: int) -> list[int]:
     return [min(window, count - start) for start in range(0, count, window)]
+
+
+@signature
+def holds_a_window(e: Evidence) -> str | None:
+    """Activations of several micro-batches wait for a backward at once, whatever else is wrong."""
+    text, _, _ = events(e)
+    held = e.aside(0).get("held", 0)
+    if held <= ROWS:
+        return None
+    right = "the gradient is right, but " if e.where == "`held`" else ""
+    many = f"the activations of {held // ROWS} micro-batches are held at once, memory that accumulation is there to save"
+    if "ff" in text.lower():
+        return f"{right}forward runs several times before backward does: {many}. Call backward after each forward"
+    return f"{right}micro-batches are put together into a large one: {many}. Take them one by one"
 
 
 @signature
@@ -287,6 +195,7 @@ TRAIN_IN_WINDOWS = Exercise(
         {},
     ),
     signatures=[
+        holds_a_window,
         other_windows,
         gradients_left_over,
         never_exchanged,
@@ -324,6 +233,9 @@ TRAIN_IN_WINDOWS = Exercise(
         Wrong(windows.step_at_the_first, "steps are taken after 1, 3 and 2 micro-batches"),
         Wrong(windows.one_step_in_all, "one step at the end of all"),
         Wrong(windows.without_step, "no optimizer step was taken"),
+        Wrong(windows.one_backward_a_window, "forward runs several times before backward does"),
+        Wrong(windows.one_large_batch, "micro-batches are put together into a large one"),
+        Wrong(windows.all_forwards_first, "of 2 micro-batches are held at once"),
         Wrong(windows.averaged_by_hand_too, "the model takes the mean over the ranks already"),
     ],
 )

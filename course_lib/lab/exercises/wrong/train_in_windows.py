@@ -222,3 +222,34 @@ def averaged_by_hand_too(
                 (loss_of(model, micro_batch) / len(taken) / dist.get_world_size()).backward()
         optimizer.step()
         optimizer.zero_grad()
+
+
+def one_backward_a_window(
+    model: Any, optimizer: Optimizer, micro_batches: Sequence[Any], window: int, loss_of: Callable
+) -> None:
+    for taken in windows(micro_batches, window):
+        torch.stack([loss_of(model, micro_batch) for micro_batch in taken]).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def one_large_batch(
+    model: Any, optimizer: Optimizer, micro_batches: Sequence[Any], window: int, loss_of: Callable
+) -> None:
+    for taken in windows(micro_batches, window):
+        loss_of(model, torch.cat(list(taken))).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def all_forwards_first(
+    model: Any, optimizer: Optimizer, micro_batches: Sequence[Any], window: int, loss_of: Callable
+) -> None:
+    for taken in windows(micro_batches, window):
+        with model.no_sync():
+            losses = [loss_of(model, micro_batch) / len(taken) for micro_batch in taken[:-1]]
+            for loss in losses:
+                loss.backward()
+        (loss_of(model, taken[-1]) / len(taken)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
