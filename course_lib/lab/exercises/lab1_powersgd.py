@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,13 +11,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from course_lib.lab import show
-from course_lib.lab.evidence import Evidence
+from course_lib.lab.evidence import Evidence, same
 from course_lib.lab.exercise import COLLECTIVES, Case, Exercise, Timing, Wrong, random_tensor
 from course_lib.lab.exercises.wrong import power_sgd_round as powers
 from course_lib.lab.signatures import looks_like
 from course_lib.lab.signatures.words import signature
 from course_lib.parallel.data import compress
 
+NO_GAIN = (
+    "The bytes fall, and the time does not: here the ranks share one machine, whose memory is the network, and the "
+    "products take the cores' time. It pays where the network is slow."
+)
 ROWS, COLS, RANK = 1024, 512, 4  # of the timed matrix
 
 
@@ -44,7 +49,7 @@ class Shapes(list):
 
 
 def simulate(inputs: list[tuple], n: int, **mistake: Any) -> list[dict[str, Tensor]]:
-    """Two rounds on all ranks, in one process; with one mistake if named."""
+    """Two rounds on all ranks, in one process; with the mistakes that are named: feedback, p, q, error."""
     errors, qs = [args[2] for args in inputs], [args[3] for args in inputs]
     found: list[dict[str, Tensor]] = [{} for _ in inputs]
     for k, number in enumerate(("first", "second")):
@@ -56,11 +61,11 @@ def simulate(inputs: list[tuple], n: int, **mistake: Any) -> list[dict[str, Tens
         if mistake.get("p") == "orthonormal too soon":
             ps = [torch.linalg.qr(p)[0] for p in ps]
         if mistake.get("p") != "own":
-            ps = [sum(ps) / n] * n
-        if mistake.get("p") not in ("as it is", "orthonormal too soon"):
+            ps = [sum(ps) / (1 if mistake.get("p") == "a sum as it is" else n)] * n
+        if mistake.get("p") not in ("as it is", "a sum as it is", "orthonormal too soon"):
             ps = [torch.linalg.qr(p)[0] for p in ps]
         own = [w.T @ p for w, p in zip(wanted, ps, strict=True)]
-        new = own if mistake.get("q") == "own" else [sum(own) / n] * n
+        new = own if mistake.get("q") == "own" else [sum(own) / (1 if mistake.get("q") == "a sum" else n)] * n
         right = [p @ q.T for p, q in zip(ps, qs if mistake.get("q") == "unused" else new, strict=True)]
         for r in range(n):
             found[r] |= {f"{number} approximation": right[r]}
@@ -122,6 +127,61 @@ def other_shapes(e: Evidence) -> str | None:
     return f"rank {r} returned shapes {have}, it should be {want}: the approximation, the error, q"
 
 
+APPROXIMATION = "first approximation"
+NOT_ORTHONORMAL = (
+    "p was not made orthonormal: then p times p.T is no projection, and the approximation has another length. Use "
+    "`torch.linalg.qr`."
+)
+OF_THE_APPROXIMATION: list[tuple[str, str, dict[str, Any]]] = [
+    ("p_as_it_is", NOT_ORTHONORMAL, {"p": "as it is"}),
+    ("p_as_a_sum", NOT_ORTHONORMAL, {"p": "a sum as it is"}),
+    (
+        "orthonormal_too_soon",
+        "each rank made its own p orthonormal, and then they were added: the sum is not orthonormal. Add first.",
+        {"p": "orthonormal too soon"},
+    ),
+    (
+        "p_of_its_own",
+        "each rank uses a p of its own, so the ranks end with different approximations. Add p over the ranks before it "
+        "is made orthonormal.",
+        {"p": "own"},
+    ),
+    (
+        "q_of_its_own",
+        "each rank uses a q of its own: this approximates its own gradient, not the mean. Average q over the ranks.",
+        {"q": "own"},
+    ),
+    (
+        "without_feedback",
+        "this is the approximation of the gradient alone: what earlier rounds did not send is lost. Begin with "
+        "`gradient + error`.",
+        {"feedback": False},
+    ),
+    (
+        "old_q_in_the_product",
+        "the approximation is p times the q that came in. The new q belongs there: `wanted.T @ p`, averaged over the "
+        "ranks.",
+        {"q": "unused"},
+    ),
+    # Alone it is told as what it is, a sum: by the general signatures.
+    ("q_as_a_sum", "the new q is a sum over the ranks: divide it by n.", {"q": "a sum"}),
+]
+
+
+@signature
+def two_at_once(e: Evidence) -> str | None:
+    """The first approximation is what two mistakes together give."""
+    if e.where != f"`{APPROXIMATION}`":
+        return None
+    for (_, one, first), (_, other, second) in itertools.combinations(OF_THE_APPROXIMATION, 2):
+        if first.keys() & second.keys():
+            continue
+        both = simulate(e.inputs, e.n, **first, **second)
+        if all(same(e.observed[r], both[r][APPROXIMATION]) for r in e.wrong):
+            return f"there are two mistakes. One: {one} The other: {other}"
+    return None
+
+
 ERROR = "An error is what this rank wanted to send, less what was sent for all: `gradient + error - approximation`."
 
 POWER_SGD_ROUND = Exercise(
@@ -138,50 +198,11 @@ POWER_SGD_ROUND = Exercise(
     may_use=COLLECTIVES,
     takes_group=True,
     least_bytes=thin_bytes,
-    timing=Timing(large_matrix, "two rounds of 4.2 MB, r = 4,", {"all of it": whole}),
+    timing=Timing(large_matrix, "two rounds of 4.2 MB, r = 4,", {"all of it": whole}, no_gain=NO_GAIN),
     signatures=[
         other_shapes,
-        mistaken(
-            "p_as_it_is",
-            "p was not made orthonormal: then p times p.T is no projection, and the approximation has another length. "
-            "Use `torch.linalg.qr`.",
-            "first approximation",
-            p="as it is",
-        ),
-        mistaken(
-            "orthonormal_too_soon",
-            "each rank made its own p orthonormal, and then they were added: the sum is not orthonormal. Add first.",
-            "first approximation",
-            p="orthonormal too soon",
-        ),
-        mistaken(
-            "p_of_its_own",
-            "each rank uses a p of its own, so the ranks end with different approximations. Add p over the ranks "
-            "before it is made orthonormal.",
-            "first approximation",
-            p="own",
-        ),
-        mistaken(
-            "q_of_its_own",
-            "each rank uses a q of its own: this approximates its own gradient, not the mean. Average q over the "
-            "ranks.",
-            "first approximation",
-            q="own",
-        ),
-        mistaken(
-            "without_feedback",
-            "this is the approximation of the gradient alone: what earlier rounds did not send is lost. Begin with "
-            "`gradient + error`.",
-            "first approximation",
-            feedback=False,
-        ),
-        mistaken(
-            "old_q_in_the_product",
-            "the approximation is p times the q that came in. The new q belongs there: `wanted.T @ p`, averaged over "
-            "the ranks.",
-            "first approximation",
-            q="unused",
-        ),
+        *(mistaken(name, sentence, APPROXIMATION, **mistake) for name, sentence, mistake in OF_THE_APPROXIMATION[:-1]),
+        two_at_once,
         mistaken(
             "error_dropped",
             f"the error is zero. {ERROR}",
@@ -252,6 +273,15 @@ POWER_SGD_ROUND = Exercise(
         Wrong(powers.error_of_its_own_approximation, "this rank's own approximation"),
         Wrong(powers.error_counted_twice, "the old error is counted twice"),
         Wrong(powers.not_orthonormal, "p was not made orthonormal"),
+        Wrong(powers.sum_not_orthonormal, "another length. Use `torch.linalg.qr`"),
+        Wrong(
+            powers.neither_feedback_nor_orthonormal, "Use `torch.linalg.qr`. The other: this is the approximation of"
+        ),
+        Wrong(
+            powers.neither_feedback_nor_mean,
+            "what earlier rounds did not send is lost. Begin with `gradient + error`. The",
+        ),
+        Wrong(powers.orthonormal_too_soon_and_sums, "Add first. The other: the new q is a sum"),
         Wrong(powers.orthonormal_too_soon, "Add first."),
         Wrong(powers.q_not_averaged, "exactly 4 times too large: a sum where a mean is needed. Divide q by n."),
         Wrong(powers.p_of_its_own, "a p of its own"),

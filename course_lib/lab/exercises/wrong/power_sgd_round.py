@@ -124,3 +124,29 @@ def without_group(gradient: Tensor, error: Tensor, q: Tensor, group: Group = Non
     wanted = gradient + error
     p, q = factors(wanted, q, None)
     return p @ q.T, wanted - p @ q.T, q
+
+
+def sum_not_orthonormal(gradient: Tensor, error: Tensor, q: Tensor, group: Group = None) -> Round:
+    wanted = gradient + error
+    p = total(wanted @ q, group)
+    q = total(wanted.T @ p, group) / dist.get_world_size(group)
+    return p @ q.T, wanted - p @ q.T, q
+
+
+def neither_feedback_nor_orthonormal(gradient: Tensor, error: Tensor, q: Tensor, group: Group = None) -> Round:
+    p = total(gradient @ q, group)
+    q = total(gradient.T @ p, group) / dist.get_world_size(group)
+    return p @ q.T, gradient - p @ q.T, q
+
+
+def neither_feedback_nor_mean(gradient: Tensor, error: Tensor, q: Tensor, group: Group = None) -> Round:
+    p = torch.linalg.qr(total(gradient @ q, group))[0]
+    q = total(gradient.T @ p, group)
+    return p @ q.T, gradient - p @ q.T, q
+
+
+def orthonormal_too_soon_and_sums(gradient: Tensor, error: Tensor, q: Tensor, group: Group = None) -> Round:
+    wanted = gradient + error
+    p = total(torch.linalg.qr(wanted @ q)[0], group) / dist.get_world_size(group)
+    q = total(wanted.T @ p, group)
+    return p @ q.T, wanted - p @ q.T, q
