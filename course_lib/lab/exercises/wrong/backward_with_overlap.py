@@ -73,6 +73,19 @@ def as_ready(loss: Tensor, buckets: Sequence[Bucket], group: Group = None) -> No
     finish(buckets, [works[i] for i in range(len(buckets))], group)
 
 
+def as_ready_zipped(loss: Tensor, buckets: Sequence[Bucket], group: Group = None) -> None:
+    missing, works = counting(buckets), []
+
+    def there(index: int) -> None:
+        missing[index] -= 1
+        if missing[index] == 0:
+            works.append(dist.all_reduce(buckets[index].flat, group=group, async_op=True))
+
+    with when_gradients_are_there(buckets, there):
+        loss.backward()
+    finish(buckets, works, group)
+
+
 def one_at_a_time(loss: Tensor, buckets: Sequence[Bucket], group: Group = None) -> None:
     missing, works = counting(buckets), []
 
