@@ -96,7 +96,6 @@ class Loop:
 
     def _write(self, *lines: dict[str, Any]) -> None:
         """To the log. All ranks learn how that went, and leave together if it did not."""
-
         job = self.job
 
         def write() -> None:

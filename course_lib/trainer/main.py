@@ -23,8 +23,7 @@ from course_lib.training.data import prepare
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train as the command line says. Returns the exit status: 0 done, 1 failed, 2 refused, 128 + the signal that asked
-    to leave.
+    """Train as the command line says. Returns the exit status: 0 done, 1 failed, 2 refused, 128 + a signal's number.
 
     Called on every rank, in its main thread. A process group that exists is used.
     """
