@@ -25,7 +25,7 @@ class Problem:
 
 
 def check(schedule: Schedule) -> None:
-    """Raises ScheduleError, which names every problem, unless the schedule is right."""
+    """Raises ScheduleError, with the first of its problems, unless the schedule is right."""
     found = problems(schedule)
     if found:
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
@@ -37,7 +37,8 @@ def problems(schedule: Schedule, cap: int | None = None) -> list[Problem]:
 
     It is right if every stage runs each micro-batch forward and backward, once (B, or I and then W), on its rank, after
     what that needs on the same rank; and if the ranks do not wait for each other in a circle. With sends and receives
-    in it, each of these is there, too, once. cap: the most activations that a rank may hold, see held.
+    in it, each of these is there, too, once. There is one micro-batch at least. cap: the most activations that a rank
+    may hold, see held.
 
     Circles are looked for if nothing else is wrong.
     """
@@ -135,10 +136,10 @@ def _missing(schedule: Schedule) -> list[Problem]:
     there = {action for order in schedule.orders for action in order}
     found = []
     for stage, rank in enumerate(schedule.placement):
-        for mb in range(schedule.n_micro_batches):
-            wanted = [Action(stage, Kind.F, mb)]
-            split = any(Action(stage, kind, mb) in there for kind in (Kind.I, Kind.W))
-            wanted += [Action(stage, kind, mb) for kind in ((Kind.I, Kind.W) if split else (Kind.B,))]
+        for mb in range(max(1, schedule.n_micro_batches)):
+            forward, whole, split, weight = (Action(stage, kind, mb) for kind in (Kind.F, Kind.B, Kind.I, Kind.W))
+            in_halves = whole not in there and (split in there or weight in there)
+            wanted = [forward, split, weight] if in_halves else [forward, whole]
             if schedule.lowered:
                 for kind in Kind:
                     action = Action(stage, kind, mb)

@@ -169,6 +169,16 @@ def test_reasons_on_one_rank(text, reason):
     assert reason in reasons(table(text, "0"))
 
 
+def test_one_cause_is_one_problem():
+    assert len(problems(table("0F0 0B0 0W0", "0"))) == len(problems(table("0F0 0B0 0I0", "0"))) == 1
+
+
+def test_an_order_that_nobody_has_written():
+    assert reasons(Schedule(((), ()), (0, 1))) == [
+        f"rank {rank} never runs {rank}{kind}0" for rank in (0, 1) for kind in "FB"
+    ]
+
+
 def test_stages_that_share_a_rank():
     assert reasons(table("1F0 0F0 0B0 1B0", "0 0")) == [
         "rank 0 cannot run 1F0 at place 0: it needs 0F0, which it runs only later, at place 1",
