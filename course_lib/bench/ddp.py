@@ -17,10 +17,8 @@ from __future__ import annotations
 
 import argparse
 import copy
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from statistics import median, quantiles
+from statistics import median
 
 import torch
 import torch.distributed as dist
@@ -29,6 +27,7 @@ from torch.nn.functional import cross_entropy
 
 from course_lib import spmd
 from course_lib.bench._numbers import at_least_1, ranks, say
+from course_lib.bench._turns import Step, Times, ranks_text, rows, take_turns
 from course_lib.models import GPT, GPTConfig
 from course_lib.parallel.data import DistributedDataParallel
 from course_lib.parallel.data.simple import average_gradients
@@ -36,35 +35,12 @@ from course_lib.parallel.data.simple import average_gradients
 CONFIG = GPTConfig(
     vocab_size=2048, dim=256, n_layers=8, n_heads=8, n_kv_heads=8, ffn_dim=896, max_seq_len=1024, tied=True
 )
-WARM_UP = 2  # steps: ours and torch's put their buckets in another order after the first
-
-Step = Callable[[], None]
 
 
-@dataclass(frozen=True)
-class Times:
-    """Of one candidate: seconds of each step, the slowest rank's, and processor seconds of the busiest rank."""
-
-    seconds: tuple[float, ...]
-    cpu_seconds: tuple[float, ...]
-
-    def over(self, other: Times) -> tuple[float, float, float]:
-        """This one's time over the other's, step by step: lower quartile, median, upper quartile."""
-        low, middle, high = quantiles(_ratios(self.seconds, other.seconds), n=4)
-        return low, middle, high
-
-    def cpu_over(self, other: Times) -> float:
-        """This one's processor time over the other's: the median over the steps."""
-        return median(_ratios(self.cpu_seconds, other.cpu_seconds))
-
-    def hidden(self, alone: Times, network: Times) -> float:
-        """The part of the network's time that the step does not show: the median over the steps."""
-        triples = zip(self.seconds, alone.seconds, network.seconds, strict=True)
-        return median(1 - (step - bare) / sent for step, bare, sent in triples)
-
-
-def _ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
-    return [a / b for a, b in zip(ours, theirs, strict=True)]
+def hidden(its: Times, alone: Times, network: Times) -> float:
+    """The part of the network's time that the step does not show: the median over the steps."""
+    triples = zip(its.seconds, alone.seconds, network.seconds, strict=True)
+    return median(1 - (step - bare) / sent for step, bare, sent in triples)
 
 
 def main(argv: Sequence[str]) -> None:
@@ -79,34 +55,14 @@ def main(argv: Sequence[str]) -> None:
     if options.length > CONFIG.max_seq_len:
         parser.error(f"--length is {options.length}: the model takes up to {CONFIG.max_seq_len} tokens")
     for n in options.ranks:
-        say(f"{options.steps} steps of each candidate on {_ranks(n)}")
+        say(f"{options.steps} steps of each candidate on {ranks_text(n)}")
         job = (CONFIG, options.batch, options.length, options.steps)
         print(table(n, spmd.run(measure, *job, ranks=n, timeout=1200, show=False)[0]), flush=True)
 
 
 def measure(config: GPTConfig, batch: int, length: int, steps: int) -> dict[str, Times]:
     """Called on every rank: all candidates in turns. All ranks return the same."""
-    runs = candidates(config, batch, length)
-    taken = torch.zeros(2, len(runs), steps, device=spmd.device())
-    for step in range(-WARM_UP, steps):
-        for turn in range(len(runs)):
-            place = (turn + step) % len(runs)  # in changing order: each finds the caches as another one left them
-            seconds, cpu_seconds = _timed(list(runs.values())[place])
-            if step >= 0:
-                taken[:, place, step] = torch.tensor([seconds, cpu_seconds])
-    dist.all_reduce(taken, dist.ReduceOp.MAX)
-    seconds, cpu_seconds = taken.tolist()
-    return {name: Times(tuple(seconds[i]), tuple(cpu_seconds[i])) for i, name in enumerate(runs)}
-
-
-def _timed(run: Step) -> tuple[float, float]:
-    """Seconds and processor seconds of a step that all ranks begin together."""
-    dist.barrier()
-    start, cpu_start = time.perf_counter(), time.process_time()
-    run()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter() - start, time.process_time() - cpu_start
+    return take_turns(candidates(config, batch, length), steps)
 
 
 def candidates(config: GPTConfig, batch: int, length: int) -> dict[str, Step]:
@@ -155,17 +111,8 @@ def average_flat(parameters: Sequence[nn.Parameter]) -> None:
 
 def table(n: int, times: dict[str, Times]) -> str:
     """One line for each candidate: milliseconds, its time over torch's with quartiles, the same of cpu, overlap."""
-    head = f"{'step ms':>9}{'over torch':>12}{'quartiles':>13}{'cpu ms':>9}{'over torch':>12}{'hidden':>8}"
-    lines = [f"\n{_ranks(n):12}{head}"]
-    for name, its in times.items():
-        low, middle, high = its.over(times["torch"])
-        line = f"{name:12}{median(its.seconds) * 1e3:9.1f}{middle:11.2f}x{f'{low:.2f} - {high:.2f}':>13}"
-        line += f"{median(its.cpu_seconds) * 1e3:9.1f}{its.cpu_over(times['torch']):11.2f}x"
+    head, *lines = rows(ranks_text(n), times, dict.fromkeys(times, "torch"))
+    for i, (name, its) in enumerate(times.items()):
         if n > 1 and name not in ("alone", "network"):
-            line += f"{its.hidden(times['alone'], times['network']):8.0%}"
-        lines.append(line)
-    return "\n".join(lines)
-
-
-def _ranks(n: int) -> str:
-    return f"{n} rank{'s' * (n > 1)}"
+            lines[i] += f"{hidden(its, times['alone'], times['network']):8.0%}"
+    return "\n".join([f"{head}{'hidden':>8}", *lines])

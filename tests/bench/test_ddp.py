@@ -43,7 +43,7 @@ def test_ratios_and_what_is_hidden():
     torchs, ours = ddp.Times((10.0, 20.0, 40.0), (1.0, 1.0, 1.0)), ddp.Times((5.0, 20.0, 80.0), (2.0, 2.0, 9.0))
     assert ours.over(torchs)[1] == 1 and ours.cpu_over(torchs) == 2
     alone, network = ddp.Times((10.0,), (1.0,)), ddp.Times((4.0,), (1.0,))
-    assert ddp.Times((12.0,), (1.0,)).hidden(alone, network) == 0.5
+    assert ddp.hidden(ddp.Times((12.0,), (1.0,)), alone, network) == 0.5
 
 
 @pytest.mark.parametrize("argv", [["--ranks", "0"], ["--steps", "1"], ["--batch", "0"], ["--length", "2000"]])

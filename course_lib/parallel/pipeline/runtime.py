@@ -204,7 +204,7 @@ class Pipeline:
 def as_tuple(value: Any, origin: str) -> tuple[Tensor, ...]:
     """One tensor or several, as a tuple. TypeError, naming the origin, for anything else."""
     several = value if isinstance(value, (tuple, list)) else (value,)
-    wrong = next((each for each in several if not isinstance(each, Tensor)), None)
-    if wrong is not None or not several:
-        raise TypeError(f"{origin} must give a tensor or a tuple of tensors, not {type(wrong or value).__name__}")
+    wrong = [type(each).__name__ for each in several if not isinstance(each, Tensor)]
+    if wrong or not several:
+        raise TypeError(f"{origin} must give a tensor or a tuple of tensors, not {wrong[0] if wrong else 'nothing'}")
     return tuple(several)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 import torch
@@ -59,8 +59,7 @@ class GPTStage(nn.Module):
         if self.last:
             self.norm = nn.RMSNorm(config.dim, config.norm_eps)
             self.head = Linear(config.dim, config.vocab_size)
-            if config.tied and self.first:
-                self.head.weight = self.embedding.weight
+        self._tie()
         if not next(self.layers.parameters()).is_meta:
             init_stage(self, seed)
 
@@ -81,6 +80,16 @@ class GPTStage(nn.Module):
         if self.last:
             return self.head(self.norm(x_BSD))
         return x_BSD if documents is None else (x_BSD, documents)
+
+    def _tie(self) -> None:
+        if self.config.tied and self.first and self.last:
+            self.head.weight = self.embedding.weight
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> GPTStage:
+        # As in GPT: Module.to_empty would untie the two without a word.
+        super()._apply(fn, recurse)
+        self._tie()
+        return self
 
 
 def init_stage(stage: GPTStage, seed: int) -> None:
