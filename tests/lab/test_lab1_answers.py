@@ -244,28 +244,29 @@ def place_by_place(samples, epoch, seed, rank, n):
 
 @right("scaled_step")
 def by_the_norm(parameters, optimizer, scale, max_norm, group=None):
-    torch._foreach_mul_([p.grad for p in parameters], 1 / scale.value)
+    torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], 1 / scale.value)
     norm = clip_grad_norm(parameters, max_norm)
     bad = (~norm.isfinite()).int()
     dist.all_reduce(bad, group=group)
     if bad == 0:
         optimizer.step()
     scale.update(bool(bad > 0))
-    return bool(bad == 0)
+    return (bad == 0).int()
 
 
 @right("scaled_step")
 def by_objects(parameters, optimizer, scale, max_norm, group=None):
-    mine = any(bool((p.grad.isnan() | p.grad.isinf()).any()) for p in parameters)
+    trained = [p for p in parameters if p.grad is not None]
+    mine = any(bool((p.grad.isnan() | p.grad.isinf()).any()) for p in trained)
     verdicts = [None] * dist.get_world_size(group)
     dist.all_gather_object(verdicts, mine, group=group)
     if not any(verdicts):
-        for p in parameters:
+        for p in trained:
             p.grad = p.grad / scale.value
         torch.nn.utils.clip_grad_norm_(parameters, max_norm)
         optimizer.step()
     scale.update(any(verdicts))
-    return not any(verdicts)
+    return 0 if any(verdicts) else 1
 
 
 # Compression

@@ -2,128 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from course_lib.lab import show
-from course_lib.lab.evidence import Aside, Evidence
-from course_lib.lab.exercise import COLLECTIVES, Case, Exercise, Wrong, random_tensor
+from course_lib.lab.evidence import Evidence, same
+from course_lib.lab.exercise import COLLECTIVES, Exercise, Wrong
+from course_lib.lab.exercises.lab1_precision_run import (
+    INTERVAL,
+    SCALE,
+    clipped,
+    descended,
+    flat,
+    gradients,
+    stepped,
+    stepped_expected,
+)
 from course_lib.lab.exercises.wrong import scaled_step as steps
 from course_lib.lab.signatures import looks_like
 from course_lib.lab.signatures.words import signature
 from course_lib.training import precision
 
-SHAPES = ((3,), (2, 2), (4,))
-SCALE, MAX_NORM, INTERVAL = 1024.0, 1.0, 4
-DECAY = 0.1  # so that a step with gradients of zero is a step, too
 INSTEAD = "Order: unscale, agree, clip, step, update."
-
-
-class Descent(torch.optim.SGD):
-    """Gradient descent that counts its steps."""
-
-    def __init__(self, parameters: list[Parameter]) -> None:
-        super().__init__(parameters, lr=1.0, weight_decay=DECAY)
-        self.steps = 0
-
-    def step(self, closure: Any = None) -> None:
-        self.steps += 1
-        super().step()
-
-
-class Counted(precision.LossScale):
-    """A loss scale that counts its updates."""
-
-    updates = 0
-
-    def update(self, overflow: bool) -> None:
-        self.updates += 1
-        super().update(overflow)
-
-
-def stepped(answer: Callable, weights: list[Tensor], grads: list[Tensor], quiet: int, **group: Any) -> dict[str, Any]:
-    """One step from gradients of the scaled loss: the parameters and the scale after it."""
-    parameters = [Parameter(w.clone()) for w in weights]
-    for p, grad in zip(parameters, grads, strict=True):
-        p.grad = grad.clone()
-    descent, scale = Descent(parameters), Counted(SCALE, INTERVAL, quiet)
-    taken = answer(parameters, descent, scale, MAX_NORM, **group)
-    return {
-        "parameters": flat([p.detach() for p in parameters]),
-        "scale": float(scale.value),
-        "quiet": int(scale.quiet),
-        "taken": bool(taken) if isinstance(taken, Tensor) else taken,
-        "seen": Aside({"steps": descent.steps, "updates": scale.updates}),
-    }
-
-
-def flat(parts: Sequence[Tensor]) -> Tensor:
-    return torch.cat([part.flatten() for part in parts])
-
-
-def descended(weights: list[Tensor], direction: Tensor) -> Tensor:
-    return flat(weights) * (1 - DECAY) - direction
-
-
-def clipped(direction: Tensor) -> Tensor:
-    return direction * min(1.0, MAX_NORM / (float(direction.norm()) + 1e-6))
-
-
-def finite(grads: list[Tensor]) -> bool:
-    return bool(flat(grads).isfinite().all())
-
-
-def stepped_expected(inputs: list[tuple], n: int) -> list[dict[str, Any]]:
-    taken = all(finite(grads) for _, grads, _ in inputs)
-    found = []
-    for weights, grads, quiet in inputs:
-        scale = precision.LossScale(SCALE, INTERVAL, quiet)
-        scale.update(not taken)
-        after = descended(weights, clipped(flat(grads) / SCALE)) if taken else flat(weights)
-        found.append({"parameters": after, "scale": scale.value, "quiet": scale.quiet, "taken": taken})
-    return found
 
 
 def direction(of: Callable[[Tensor], Tensor], name: str, sentence: str) -> Callable[[Evidence], str | None]:
     """A signature: the parameters are what they are after a step by of(gradient of the scaled loss)."""
     return looks_like(
-        lambda inputs, n: [{"parameters": descended(w, of(flat(grads)))} for w, grads, _ in inputs],
+        lambda inputs, n: [{"parameters": descended(w, grads, of(flat(grads)))} for w, grads, _ in inputs],
         name,
         sentence,
         part="parameters",
     )
 
 
-def gradients(
-    label: str,
-    norm: float,
-    bad: tuple[int, float] | None = None,
-    where: Callable[[int], int] | None = None,
-    quiet: int = 1,
-) -> Case:
-    """norm: of the gradient itself, without the scale. bad: (parameter, value) of one element on rank where(n)."""
-
-    def make(rank: int, n: int, rng: torch.Generator) -> tuple[list[Tensor], list[Tensor], int]:
-        weights = [torch.full(shape, 1.0 + i) for i, shape in enumerate(SHAPES)]
-        grads = [random_tensor(shape, rng) for shape in SHAPES]
-        length = float(flat(grads).norm())
-        grads = [grad * (SCALE * norm / length) for grad in grads]
-        if bad is not None and where is not None and rank == where(n):
-            grads[bad[0]].view(-1)[1] = bad[1]
-        return weights, grads, quiet
-
-    return Case(make, label=label)
-
-
 def overflow_at(e: Evidence) -> tuple[int, int, float] | None:
     """(rank, parameter, value) of the gradient that is not finite."""
     for r, (_, grads, _) in enumerate(e.inputs):
         for i, grad in enumerate(grads):
-            if not bool(grad.isfinite().all()):
+            if grad is not None and not bool(grad.isfinite().all()):
                 return r, i, float(grad[~grad.isfinite()][0])
     return None
 
@@ -140,7 +59,8 @@ def ranks_part(e: Evidence) -> str | None:
     take = "takes" if len(with_it) == 1 else "take"
     return (
         f"{show.ranks(without)} {leave} the step out, {show.ranks(with_it)} {take} it: from now on the parameters "
-        f"differ. Only rank {bad[0]} sees that its gradient is {bad[2]}; it must tell the others"
+        f"differ. Each rank looks at its own gradients alone, so the others do not learn that one on rank {bad[0]} is "
+        f"{bad[2]}. It must tell them"
     )
 
 
@@ -160,6 +80,39 @@ def steps_in_spite(e: Evidence) -> str | None:
     if any(call.reduce == "MIN" for call in (e.collectives or [[]])[0]):
         return f"{told}. The verdicts are reduced with MIN: one rank's alarm is enough, so take the MAX"
     return told
+
+
+@signature
+def moves_without_a_gradient(e: Evidence) -> str | None:
+    """A parameter that has no gradient is given one of zeros, and weight decay moves it."""
+    if e.where != "`parameters`" or not e.comparable:
+        return None
+    weights, grads, _ = e.inputs[e.wrong[0]]
+    missing = [i for i, grad in enumerate(grads) if grad is None]
+    sizes = [w.numel() for w in weights]
+    found, want = (x[e.wrong[0]].split(sizes) for x in (e.observed, e.expected))
+    if not missing or [i for i in range(len(sizes)) if not same(found[i], want[i])] != missing:
+        return None
+    return (
+        f"parameter {missing[0]} has no gradient, and the step moves it: it was given one, of zeros perhaps, and "
+        "weight decay does the rest. Pass it over"
+    )
+
+
+@signature
+def norm_of_all_ranks(e: Evidence) -> str | None:
+    """Clipped by a norm that was reduced over the ranks."""
+    if e.where != "`parameters`" or not e.comparable or e.n == 1:
+        return None
+    norms = torch.tensor([float(flat(grads).norm()) / SCALE for _, grads, _ in e.inputs])
+    for norm in (norms.norm(), norms.max(), norms.mean(), norms.sum()):
+        steps = (descended(w, grads, clipped(flat(grads) / SCALE, float(norm))) for w, grads, _ in e.inputs)
+        if all(same(e.observed[r], step) for r, step in enumerate(steps)):
+            return (
+                "the gradients are clipped by a norm that was reduced over the ranks. It need not be here: each rank "
+                "clips by the norm of its own gradients"
+            )
+    return None
 
 
 @signature
@@ -196,12 +149,23 @@ def updated_by_the_opposite(e: Evidence) -> str | None:
 
 
 @signature
-def returns_the_opposite(e: Evidence) -> str | None:
-    if e.where != "`taken`" or any(not isinstance(e.observed[r], bool) for r in range(e.n)):
+def returns_something_else(e: Evidence) -> str | None:
+    if e.where != "`taken`":
         return None
     r = e.wrong[0]
     step = "was taken" if e.expected[r] else "was left out"
-    return f"all is right but what it returns: the step {step}, and rank {r} returned {e.observed[r]}"
+    value = e.observed[r]
+    told = f"{value:.4g}" if isinstance(value, float) else str(value)[:80]
+    missing = ". Is a `return` missing?" if value is None else ""
+    return (
+        f"all is right but what it returns: the step {step}, so that is {e.expected[r]}, and rank {r} returned "
+        f"{told}{missing}"
+    )
+
+
+def small(rank: int) -> float:
+    """Norm of a gradient that is not clipped."""
+    return 0.5
 
 
 SCALED_STEP = Exercise(
@@ -212,11 +176,12 @@ SCALED_STEP = Exercise(
     difficulty=2,
     reference=precision.scaled_step,
     cases=[
-        gradients("gradients of norm 0.5, max_norm 1", 0.5),
-        gradients("gradients of norm 8, max_norm 1", 8.0),
-        gradients("an infinite gradient on the last rank", 0.5, (0, float("inf")), lambda n: n - 1),
-        gradients("a NaN on rank 0, in the last parameter", 0.5, (2, float("nan")), lambda n: 0),
-        gradients("the last step of a quiet time", 0.5, quiet=INTERVAL - 1),
+        gradients("gradients of norm 0.5, max_norm 1", small),
+        gradients("gradients of norm 8 and more, max_norm 1", lambda rank: 8.0 + rank),
+        gradients("an infinite gradient on the last rank", small, (0, float("inf")), lambda n: n - 1),
+        gradients("a NaN on rank 0, in the last parameter", small, (2, float("nan")), lambda n: 0),
+        gradients("the last step of a quiet time", small, quiet=INTERVAL - 1),
+        gradients("a parameter without a gradient", small, without=1),
     ],
     expected=stepped_expected,
     call=stepped,
@@ -225,6 +190,7 @@ SCALED_STEP = Exercise(
     signatures=[
         ranks_part,
         steps_in_spite,
+        moves_without_a_gradient,
         direction(
             lambda g: clipped(g) / SCALE,
             "clip_before_unscale",
@@ -251,10 +217,11 @@ SCALED_STEP = Exercise(
         direction(
             (lambda g: clipped(g / SCALE / SCALE)), "divided_twice", "the gradients are divided by the scale twice."
         ),
+        norm_of_all_ranks,
         scales_differ,
         never_updated,
         updated_by_the_opposite,
-        returns_the_opposite,
+        returns_something_else,
     ],
     hints=[
         "max_norm is meant for the gradients of the loss itself. What must be done to them before it can be asked? And "
@@ -273,13 +240,14 @@ SCALED_STEP = Exercise(
     advice={
         "calls_left_out": "A rank that sees an overflow must still tell the others.",
         "calls_differ": "A rank that sees an overflow must still tell the others.",
+        "meets_none": "A parameter without a gradient has None for `p.grad`: pass it over, as `gradients` does.",
     },
     wrong=[
         Wrong(steps.clip_before_unscale, "clipped before unscaling"),
         Wrong(steps.never_unscaled, "never divided by the scale"),
         Wrong(steps.never_clipped, "that are not clipped"),
         Wrong(steps.clip_after_step, f"with gradients that are not clipped. {INSTEAD}"),
-        Wrong(steps.own_verdict, "leaves the step out, ranks"),
+        Wrong(steps.own_verdict, "so the others do not learn that one on rank 3 is inf"),
         Wrong(steps.step_in_spite, "is inf, and the step is taken all the same"),
         Wrong(steps.first_parameter_alone, "a gradient of parameter 2 is nan, and the step"),
         Wrong(steps.nan_overlooked, "on rank 0 a gradient of parameter 2 is nan"),
@@ -294,6 +262,14 @@ SCALED_STEP = Exercise(
         Wrong(steps.step_with_zeros, "even with gradients of zero, weight decay"),
         Wrong(steps.in_a_copy, "still those of the loss times 1024"),
         Wrong(steps.overflow_leaves_early, "must still tell the others"),
+        Wrong(steps.missing_gradients_met, "has None for `p.grad`: pass it over"),
+        Wrong(steps.missing_gradients_looked_at, "comes upon None where it needs a value"),
+        Wrong(steps.missing_gradients_made_zeros, "parameter 1 has no gradient, and the step moves it"),
+        Wrong(steps.norm_reduced, "a norm that was reduced over the ranks"),
+        Wrong(steps.norm_of_the_largest, "each rank clips by the norm of its own"),
+        Wrong(steps.update_of_nothing, "LossScale.update() missing"),
+        Wrong(steps.without_return, "rank 0 returned None. Is a `return` missing?"),
+        Wrong(steps.returning_the_norm, "so that is True, and rank 0 returned 0.5"),
         Wrong(steps.without_group, "ight on the whole world, wrong in a group"),
     ],
 )

@@ -48,7 +48,7 @@ def holds_a_window(e: Evidence) -> str | None:
     if held <= ROWS:
         return None
     right = "the gradient is right, but " if e.where == "`held`" else ""
-    many = f"the activations of {held // ROWS} micro-batches are held at once, memory that accumulation is there to save"
+    many = f"the activations of {held // ROWS} micro-batches are held at once, the memory that accumulation saves"
     if "ff" in text.lower():
         return f"{right}forward runs several times before backward does: {many}. Call backward after each forward"
     return f"{right}micro-batches are put together into a large one: {many}. Take them one by one"

@@ -281,3 +281,111 @@ def overflow_leaves_early(
         optimizer.step()
     scale.update(overflow)
     return not overflow
+
+
+def missing_gradients_met(
+    parameters: Parameters, optimizer: Optimizer, scale: LossScale, max_norm: float, group: Group = None
+) -> bool:
+    for p in parameters:
+        p.grad /= scale.value
+    overflow = agreed(parameters, group)
+    if not overflow:
+        clip_grad_norm(parameters, max_norm)
+        optimizer.step()
+    scale.update(overflow)
+    return not overflow
+
+
+def missing_gradients_looked_at(
+    parameters: Parameters, optimizer: Optimizer, scale: LossScale, max_norm: float, group: Group = None
+) -> bool:
+    unscale(parameters, scale)
+    overflow = torch.stack([~p.grad.isfinite().all() for p in parameters]).any().float()
+    dist.all_reduce(overflow, dist.ReduceOp.MAX, group=group)
+    if not overflow:
+        clip_grad_norm(parameters, max_norm)
+        optimizer.step()
+    scale.update(bool(overflow))
+    return not overflow
+
+
+def missing_gradients_made_zeros(
+    parameters: Parameters, optimizer: Optimizer, scale: LossScale, max_norm: float, group: Group = None
+) -> bool:
+    for p in parameters:
+        p.grad = torch.zeros_like(p) if p.grad is None else p.grad / scale.value
+    overflow = agreed(parameters, group)
+    if not overflow:
+        clip_grad_norm(parameters, max_norm)
+        optimizer.step()
+    scale.update(overflow)
+    return not overflow
+
+
+def clip_to(parameters: Parameters, max_norm: float, norm: Tensor) -> None:
+    for grad in grads(parameters):
+        grad *= min(1.0, max_norm / (float(norm) + 1e-6))
+
+
+def norm_reduced(
+    parameters: Parameters, optimizer: Optimizer, scale: LossScale, max_norm: float, group: Group = None
+) -> bool:
+    unscale(parameters, scale)
+    overflow = agreed(parameters, group)
+    if not overflow:
+        squares = sum(grad.square().sum() for grad in grads(parameters))
+        dist.all_reduce(squares, group=group)
+        clip_to(parameters, max_norm, squares.sqrt())
+        optimizer.step()
+    scale.update(overflow)
+    return not overflow
+
+
+def norm_of_the_largest(
+    parameters: Parameters, optimizer: Optimizer, scale: LossScale, max_norm: float, group: Group = None
+) -> bool:
+    unscale(parameters, scale)
+    overflow = agreed(parameters, group)
+    if not overflow:
+        norm = torch.stack([grad.norm() for grad in grads(parameters)]).norm()
+        dist.all_reduce(norm, dist.ReduceOp.MAX, group=group)
+        clip_to(parameters, max_norm, norm)
+        optimizer.step()
+    scale.update(overflow)
+    return not overflow
+
+
+def update_of_nothing(
+    parameters: Parameters, optimizer: Optimizer, scale: LossScale, max_norm: float, group: Group = None
+) -> bool:
+    unscale(parameters, scale)
+    overflow = agreed(parameters, group)
+    if not overflow:
+        clip_grad_norm(parameters, max_norm)
+        optimizer.step()
+    scale.update()
+    return not overflow
+
+
+def without_return(
+    parameters: Parameters, optimizer: Optimizer, scale: LossScale, max_norm: float, group: Group = None
+) -> None:
+    unscale(parameters, scale)
+    overflow = agreed(parameters, group)
+    if not overflow:
+        clip_grad_norm(parameters, max_norm)
+        optimizer.step()
+    scale.update(overflow)
+
+
+def returning_the_norm(
+    parameters: Parameters, optimizer: Optimizer, scale: LossScale, max_norm: float, group: Group = None
+) -> Tensor:
+    unscale(parameters, scale)
+    overflow = agreed(parameters, group)
+    norm = torch.zeros(())
+    if not overflow:
+        norm = clip_grad_norm(parameters, max_norm)
+        optimizer.step()
+    scale.update(overflow)
+    return norm
