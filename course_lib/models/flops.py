@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from course_lib.models.config import GPTConfig
+from course_lib.models.config import GPTConfig, layer_matrices
 
 
 def flops_per_token(config: GPTConfig, seq_len: int, causal: bool = False) -> int:
@@ -17,9 +17,9 @@ def flops_per_token(config: GPTConfig, seq_len: int, causal: bool = False) -> in
     12: scores and mixed values take 2 * dim operations each for every key, and backward twice as many.
     causal=False counts the upper half of the scores too, as both papers do; with True a token counts the keys it sees,
     (seq_len + 1) / 2 on average, which is what a fused kernel computes. Say which one with every MFU you report.
+    Of experts, top_k count: what a token costs where none is dropped. The router counts too.
     """
     c = config
-    attention = 2 * c.dim * c.dim + 2 * c.dim * c.n_kv_heads * c.head_dim
-    parameters = c.n_layers * (attention + 3 * c.dim * c.ffn_dim) + c.vocab_size * c.dim
+    parameters = c.n_layers * layer_matrices(c, c.moe.top_k if c.moe else 0) + c.vocab_size * c.dim
     keys_twice = seq_len + 1 if causal else 2 * seq_len
     return 6 * parameters + 6 * c.n_layers * c.dim * keys_twice

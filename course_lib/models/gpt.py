@@ -14,10 +14,13 @@ from torch import Tensor, nn
 
 from course_lib.models.config import GPTConfig
 from course_lib.models.init import init_weights
+from course_lib.models.layers import Embedding, FeedForward, Linear
+from course_lib.models.moe import MoE
 
 
 class GPT(nn.Module):
-    """Tokens in, logits out. It has no buffers: its parameters are all there is to send, shard or save.
+    """Tokens in, logits out. Its parameters are all there is to send, shard or save: it has no buffers, but for the
+    bias of routers that have one (`moe.py`).
 
     GPT(config, seed) is ready to train. Built under `torch.device("meta")` it holds no values: call
     `to_empty(device=...)`, then `init_weights(model, seed)`, and it has the same.
@@ -66,14 +69,14 @@ class GPT(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then feed-forward; each reads the normalised stream and adds to it."""
+    """Attention, then feed-forward or experts; each reads the normalised stream and adds to it."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
         self.attention_norm = nn.RMSNorm(config.dim, config.norm_eps)
         self.attention = Attention(config)
         self.ffn_norm = nn.RMSNorm(config.dim, config.norm_eps)
-        self.ffn = FeedForward(config)
+        self.ffn = MoE(config) if config.moe else FeedForward(config.dim, config.ffn_dim)
 
     def forward(self, x_BSD: Tensor, turns: Turns, mask: Tensor | None) -> Tensor:
         x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), turns, mask)
@@ -113,36 +116,6 @@ class AttentionCore(nn.Module):
         return F.scaled_dot_product_attention(
             q_BHSE, k_BGSE, v_BGSE, attn_mask=mask, is_causal=mask is None, enable_gqa=shared > 1
         )
-
-
-class FeedForward(nn.Module):
-    """SwiGLU (Shazeer 2020, arXiv 2002.05202): down(silu(gate(x)) * up(x))."""
-
-    def __init__(self, config: GPTConfig):
-        super().__init__()
-        self.gate = Linear(config.dim, config.ffn_dim)
-        self.up = Linear(config.dim, config.ffn_dim)
-        self.down = Linear(config.ffn_dim, config.dim)
-
-    def forward(self, x_BSD: Tensor) -> Tensor:
-        return self.down(F.silu(self.gate(x_BSD)) * self.up(x_BSD))
-
-
-class Linear(nn.Linear):
-    """torch's, without bias, and without values: init_weights draws them."""
-
-    def __init__(self, inputs: int, outputs: int):
-        super().__init__(inputs, outputs, bias=False)
-
-    def reset_parameters(self) -> None:
-        pass
-
-
-class Embedding(nn.Embedding):
-    """torch's, without values: init_weights draws them."""
-
-    def reset_parameters(self) -> None:
-        pass
 
 
 Turns = tuple[Tensor, Tensor]  # cos and sin, (S, 1, E/2) or (B, S, 1, E/2)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 @torch.no_grad()
 def init_weights(model: GPT, seed: int) -> None:
     """Give every parameter of the model its initial value, in place. A tied one is drawn once, as the embedding.
+    Buffers, which are biases of routers, become 0.
 
     RuntimeError if a parameter is on the meta device, which holds no values.
     """
@@ -30,6 +31,8 @@ def init_weights(model: GPT, seed: int) -> None:
         )
     for name, parameter in parameters.items():
         parameter.copy_(initial_value(name, parameter.shape, model.config, seed))
+    for buffer in model.buffers():
+        buffer.zero_()
 
 
 def initial_value(name: str, shape: Sequence[int], config: GPTConfig, seed: int) -> Tensor:
@@ -39,13 +42,13 @@ def initial_value(name: str, shape: Sequence[int], config: GPTConfig, seed: int)
 
     Norms begin as ones. Matrices are normal, of deviation sqrt(2 / (5 * dim)) (Nguyen & Salazar 2019, arXiv 1910.05895;
     GPT-NeoX-20B). At GPT-2's width that is about GPT-2's 0.02, from which narrow models learn more slowly. Those that
-    write into the residual stream, two per layer, are narrower by sqrt(2 * n_layers), so that the stream's variance
-    does not grow with depth (GPT-2, section 2.3).
+    write into the residual stream, two per layer (all experts' count as one), are narrower by sqrt(2 * n_layers), so
+    that the stream's variance does not grow with depth (GPT-2, section 2.3).
     """
     if name.endswith("norm.weight"):
         return torch.ones(shape, dtype=torch.float32, device="cpu")
     std = (2 / (5 * config.dim)) ** 0.5
-    if name.endswith(("attention.out.weight", "ffn.down.weight")):
+    if name.endswith(("attention.out.weight", "ffn.down.weight", "experts.down", "shared.down.weight")):
         std /= (2 * config.n_layers) ** 0.5
     # Python's own hash() of a string differs from process to process.
     key = int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:8])
