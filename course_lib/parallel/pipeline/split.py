@@ -19,9 +19,10 @@ from torch.autograd import Function
 class WeightGradients:
     """The weight gradients of a module's linear layers, computed in backward, or kept for later.
 
-    Taken over are the layers whose class is nn.Linear's, or has its forward; names, parameters and values stay as they
-    are. What is kept for later holds the layer's input and output gradient until then. A weight's gradient that is
-    computed later is added to `weight.grad` directly: autograd's hooks do not hear of it.
+    Taken over are the layers whose class is nn.Linear, or has its forward; names, parameters and values stay as they
+    are. A layer with a backward of its own has an attribute `weight_gradients`, None until it is set here, and asks
+    `now_or_later`. What is kept for later holds the layer's input and output gradient until then. A weight's gradient
+    that is computed later is added to `weight.grad` directly: autograd's hooks do not hear of it.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -30,6 +31,8 @@ class WeightGradients:
         for layer in module.modules():
             if isinstance(layer, nn.Linear) and type(layer).forward is nn.Linear.forward:
                 layer.forward = functools.partial(_linear, layer, self)
+            elif hasattr(layer, "weight_gradients"):
+                layer.weight_gradients = self
 
     @contextmanager
     def kept(self, name: Hashable) -> Iterator[None]:
@@ -39,6 +42,13 @@ class WeightGradients:
             yield
         finally:
             self._keeping = None
+
+    def now_or_later(self, weight: Tensor, gradient: Callable[[], Tensor]) -> Tensor | None:
+        """For backward of a layer: the weight's gradient, or None if it is kept for later."""
+        if self._keeping is None:
+            return gradient()
+        self._keeping.append(lambda: _add(weight, gradient()))
+        return None
 
     def compute(self, name: Hashable) -> None:
         """Compute what was kept under this name, and add it to the gradients. Nothing, if nothing was."""
@@ -70,11 +80,7 @@ class _Linear(Function):
             return (grad.flatten(0, -2).t() @ x.flatten(0, -2).to(grad.dtype)).to(weight.dtype)
 
         # A gradient that the weight does not want (it is frozen) is not computed at all.
-        grad_weight = None
-        if weight.requires_grad and ctx.store._keeping is not None:
-            ctx.store._keeping.append(lambda: _add(weight, weight_gradient()))
-        elif weight.requires_grad:
-            grad_weight = weight_gradient()
+        grad_weight = ctx.store.now_or_later(weight, weight_gradient) if weight.requires_grad else None
         grad_x = (grad @ weight.to(grad.dtype)).to(x.dtype) if ctx.needs_input_grad[0] else None
         grad_bias = grad.flatten(0, -2).sum(0).to(bias.dtype) if ctx.needs_input_grad[2] else None
         return grad_x, grad_weight, grad_bias, None
