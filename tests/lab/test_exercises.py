@@ -66,4 +66,4 @@ def advice_names():
     named = {find.__name__ for find in (*signatures.VALUES, *NOTES, *scopes.SCOPES)}
     sources = "".join(inspect.getsource(module) for module in (costs, meetings, mismatch, stopped))
     named |= set(re.findall(r'return \(?\s*"(\w+)",\s', sources))
-    return named | {find.__name__ for one in ALL for find in one.signatures}
+    return named | {find.__name__ for one in ALL for find in (*one.causes, *one.signatures)}

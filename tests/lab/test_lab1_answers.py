@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from course_lib.lab import exercise, trial
+from course_lib.lab import checking, exercise, trial
 from course_lib.lab.checking import PASSED, examine
 from course_lib.parallel.data.buckets import when_gradients_are_there
 from course_lib.training.clip import clip_grad_norm
@@ -329,13 +329,21 @@ def by_singular_vectors(gradient, error, q, group=None):
     return [approximation, torch.sub(wanted, approximation, out=error), q]
 
 
-def test_what_a_learner_sees_of_a_right_overlap():
+def test_what_a_learner_sees_of_a_right_overlap(monkeypatch):
+    monkeypatch.setattr(checking, "GAIN", 0)  # no time counts as a gain
     one = exercise.find("backward_with_overlap")
     verdict = examine(replace(one, worlds=(2, 3), cases=one.cases[:1]), one.reference)
     assert verdict.state == PASSED and verdict.figure is not None, verdict.message
     told = verdict.message.text
     assert " on 2 ranks: " in told and "all after backward" in told
-    assert "Each rank handed 6.3 MB to all_reduce: the least possible." in told
+    assert "Each rank handed 6.3 MB to all_reduce: the least possible. No time is gained: here backward" in told
+
+
+def test_nothing_is_explained_where_time_is_gained(monkeypatch):
+    monkeypatch.setattr(checking, "GAIN", 1e9)
+    one = exercise.find("bf16_compress")
+    told = examine(replace(one, worlds=(2,), cases=one.cases[:1]), one.reference).message.text
+    assert told.startswith("Passed") and told.endswith("the least possible.")
 
 
 @pytest.mark.parametrize("case", RIGHT.values(), ids=list(RIGHT))

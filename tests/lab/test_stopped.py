@@ -1,9 +1,14 @@
 """Ranks that do not come to an end: the state of each, and what the states together mean."""
 
+from types import SimpleNamespace
+
 import pytest
 
-from course_lib.lab.stopped import DONE, RUNNING, State, explain_hang, without_native
+from course_lib import spmd
+from course_lib.lab import timing
+from course_lib.lab.stopped import DONE, RUNNING, State, explain_hang, explain_stop, without_native
 from course_lib.lab.tape import Message
+from course_lib.spmd.report import Frame
 
 
 def state(rank, doing, peer=None, line=None, **more):
@@ -45,6 +50,8 @@ def state(rank, doing, peer=None, line=None, **more):
             "messages still pass: 2,000 at rank 0 (line 7: `call()`). Does your loop end?",
         ),
         ([state(0, RUNNING, line=4), state(1, "recv", 0)], "endless_loop", "still running at line 4: `while True:`."),
+        ([State(0, RUNNING, None, 4, ""), state(1, DONE)], "endless_loop", "still running at line 4. Is there"),
+        ([State(0, RUNNING, None, None, ""), state(1, DONE)], "endless_loop", "rank 0 is still running. Is there"),
     ],
 )
 def test_hang(states, name, words):
@@ -77,3 +84,15 @@ def test_what_torch_writes_for_its_own_authors_is_left_out():
         "  what():  [enforce fail at /__w/pytorch/third_party/gloo/transport/tcp/pair.cc:446] op.preamble <= 3\nafter"
     )
     assert without_native(text) == "before\nafter"
+
+
+def stopped_in(*frames):
+    """What is told of a run whose time was up while its one rank was in these frames."""
+    report = spmd.RankReport(0, "unfinished", stack=[Frame(file, line, "f") for file, line in frames])
+    return explain_stop(spmd.HangError(SimpleNamespace(kind="hang", rank=0, text=""), [report]), stopped_in)[1]
+
+
+def test_lines_are_the_answers_own_and_never_the_courses():
+    line = stopped_in.__code__.co_firstlineno
+    assert f"at line {line}: `def stopped_in(*frames):`" in stopped_in((__file__, line), (timing.__file__, 20))
+    assert "the answer is still running. Is there" in stopped_in((timing.__file__, 20))
