@@ -28,10 +28,12 @@ def run_stage(
 ) -> list[Tensor]:
     """This rank's part of a pipeline with one stage per rank: forward and backward of every micro-batch, in order.
 
-    stage: this rank's layers; they keep the shape. order: ("F", i) or ("B", i) for each micro-batch i. inputs: what the
-    first stage gets, one tensor for each micro-batch; of their shape is all that travels. The other ranks receive
-    theirs from the rank before, and send each gradient back to it. loss_of(y, i): called on the last rank; the scalar
-    that its backward starts from. Gradients add up in the parameters. Returns the losses, in order, on the last rank.
+    stage: this rank's layers. order: ("F", i) or ("B", i) for each micro-batch i. inputs: one tensor for each
+    micro-batch: on the first rank what its stage gets, on the others one of the shape and dtype of what they receive.
+    A rank receives its input from the rank before, and sends the gradient of it back there. loss_of(y, i): called on
+    the last rank with what its stage returned; the scalar that its backward starts from.
+
+    Gradients add up in the parameters. Returns the losses, in order, on the last rank; nothing on the others.
     """
     rank, n = rank_and_size(group)
     held = {}  # of each micro-batch whose backward is to come: input and output
