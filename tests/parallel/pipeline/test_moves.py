@@ -210,6 +210,9 @@ def test_waiting_for_what_nobody_runs():
     schedule = table("0F0 0B0\n1F0", "0 1")
     with pytest.raises(Deadlock, match="^deadlock: rank 0 waits at 0B0 for 1B0, which rank 1 never runs$"):
         list(in_order(schedule))
+    chain = table("0F0 0B0\n1F0 1B0\n2F0", "0 1 2")  # whoever waits for rank 1 is not to blame
+    with pytest.raises(Deadlock, match="^deadlock: rank 1 waits at 1B0 for 2B0, which rank 2 never runs$"):
+        simulate(chain)
 
 
 def test_check_names_the_first_and_how_many_more():
