@@ -170,7 +170,7 @@ def within_capacity(scores_BSE: Tensor, chosen_BSk: Tensor, moe: MoEConfig) -> T
     """Whether each chosen expert still has room for the token, (B, S, k) bool.
 
     By position, a token's fate depends on earlier ones alone, as it must when a model writes. By probability it depends
-    on later ones too.
+    on later ones too; and between tokens that are equal (a sequence that begins with one twice) the last bit decides.
     """
     queued_BSE = F.one_hot(chosen_BSk, scores_BSE.shape[-1]).sum(-2)
     if moe.drop == "position":
@@ -196,7 +196,7 @@ def mix(x_BSD: Tensor, routing: Routing, experts: Experts) -> Tensor:
     ends_E = torch.searchsorted(sorted_R, torch.arange(n_experts, device=sorted_R.device), right=True)
     if routing.kept is not None:
         order_R = order_R[: ends_E[-1]]
-    rows_RD = _Spread.apply(x_BSD.flatten(0, 1), order_R, k)
+    rows_RD = _Spread.apply(_autocast(x_BSD).flatten(0, 1), order_R, k)  # narrow now: rows may have far to go
     rows_RD = experts(rows_RD, ends_E.diff(prepend=ends_E.new_zeros(1)))
     outputs_RD = rows_RD.new_zeros(T * k, rows_RD.shape[1]).index_copy(0, order_R, rows_RD)
     y_TD = (outputs_RD.unflatten(0, (T, k)) * weights_Tk.unsqueeze(-1)).sum(1)
@@ -218,8 +218,13 @@ class Experts(nn.Module):
 
         counts_E: int64, adds up to R. Some may be 0, and R too: gradients are then zeros, and are there.
         """
-        hidden_RF = F.silu(grouped_linear(rows_RD, self.gate, counts_E)) * grouped_linear(rows_RD, self.up, counts_E)
-        return grouped_linear(hidden_RF, self.down, counts_E)
+        return swiglu(rows_RD, self.gate, self.up, self.down, counts_E)
+
+
+def swiglu(rows_RD: Tensor, gate_EFD: Tensor, up_EFD: Tensor, down_EDF: Tensor, counts_E: Tensor) -> Tensor:
+    """`Experts.forward` with these matrices, of all experts or of some."""
+    hidden_RF = F.silu(grouped_linear(rows_RD, gate_EFD, counts_E)) * grouped_linear(rows_RD, up_EFD, counts_E)
+    return grouped_linear(hidden_RF, down_EDF, counts_E)
 
 
 def grouped_linear(rows_RI: Tensor, weight_EOI: Tensor, counts_E: Tensor) -> Tensor:
@@ -228,13 +233,12 @@ def grouped_linear(rows_RI: Tensor, weight_EOI: Tensor, counts_E: Tensor) -> Ten
     One call for all experts where torch has one for these numbers: it does not ask the host for the counts either, and
     at 64 rows an expert a third of the time went into the calls. Else one product for each expert, empty ones included.
     """
-    device = rows_RI.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else rows_RI.dtype
+    rows_RI, weight_EOI = _autocast(rows_RI), _autocast(weight_EOI)
+    dtype = rows_RI.dtype
     # Its float32 is for CPUs only, and all rows of its matrices must begin at multiples of 16 bytes.
-    takes = dtype is torch.bfloat16 or (dtype is torch.float32 and device == "cpu")
+    takes = dtype is torch.bfloat16 or (dtype is torch.float32 and rows_RI.device.type == "cpu")
     if takes and hasattr(F, "grouped_mm") and not any(size * dtype.itemsize % 16 for size in weight_EOI.shape[1:]):
-        ends_E = counts_E.cumsum(0, dtype=torch.int32)
-        return F.grouped_mm(rows_RI.to(dtype), weight_EOI.to(dtype).transpose(1, 2), offs=ends_E)
+        return F.grouped_mm(rows_RI, weight_EOI.transpose(1, 2), offs=counts_E.cumsum(0, dtype=torch.int32))
     parts = rows_RI.split(counts_E.tolist())
     return torch.cat([F.linear(part, weight) for part, weight in zip(parts, weight_EOI, strict=True)])
 
@@ -256,6 +260,14 @@ class _Spread(Function):
         (order_R,) = ctx.saved_tensors
         T, k, D = ctx.shape
         return grad_RD.new_zeros(T * k, D).index_copy(0, order_R, grad_RD).view(T, k, D).sum(1), None, None
+
+
+def _autocast(x: Tensor) -> Tensor:
+    """In the dtype that autocast, where it is on, would take to a matrix product; it does not know `grouped_mm`."""
+    device = x.device.type
+    if not torch.is_autocast_enabled(device) or x.dtype is torch.float64:
+        return x
+    return x.to(torch.get_autocast_dtype(device))
 
 
 def _normalized(x: Tensor) -> Tensor:
