@@ -1,6 +1,6 @@
 """Step time and bytes of tensor parallelism: ours and torch's parallelize_module with loss_parallel, on the same ranks.
 
-A step is forward, loss, backward, SGD and zero_grad, on a GPT of 16.3M parameters in float32; with sequence parallelism
+A step is forward, loss, backward, SGD and zero_grad, on a GPT of 16.9M parameters in float32; with sequence parallelism
 ("sp") and without. All candidates take their steps in turns, each on its own copy of the model, so that the ratios hold
 on a busy machine too. Torch has the plan that sends least: one gathered or summed input for query, key and value, and
 one for gate and up. "sent" is what one rank sends in a step if every collective is a ring: an all-reduce of `size`

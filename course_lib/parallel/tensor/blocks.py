@@ -10,7 +10,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from course_lib.models.gpt import Attention, FeedForward, Turns, rotate
+from course_lib.models.gpt import Attention, Turns, rotate
+from course_lib.models.layers import FeedForward
 from course_lib.parallel.tensor.linear import RowLinear, columns
 
 Group = dist.ProcessGroup | None

@@ -53,12 +53,17 @@ def tensor_parallel(model: GPT, group: Group = None, sequence_parallel: bool = F
     sequence_parallel: between the matrices each rank has its n-th of the tokens only (`tokens.py`), which divides the
     memory of norms and residual stream by n and sends more in backward; n must divide S.
 
-    ValueError, naming what would fit, if the heads or the feed-forward cannot be cut into n equal parts; RuntimeError
-    if the model is tensor parallel already.
+    ValueError, naming what would fit, if the heads or the feed-forward cannot be cut into n equal parts, or if there are
+    experts in the feed-forward's place; RuntimeError if the model is tensor parallel already.
     """
     rank, n = rank_and_size(group)
     if isinstance(model.embedding, VocabParallelEmbedding):
         raise RuntimeError("this model is tensor parallel already: start from a plain one, GPT(config)")
+    if model.config.moe:
+        raise ValueError(
+            "this GPT has experts, which are spread over ranks whole and not cut by columns: use `parallel.expert`, or "
+            "a config without moe"
+        )
     require_divides(model.config, n)
     cuts = {name: cut_of(name, p.shape, model.config, rank, n) for name, p in model.named_parameters()}
     for name, parameter in list(model.named_parameters()):

@@ -11,7 +11,8 @@ import torch.distributed as dist
 from tensor_cases import alike, all_of, error_of, same
 
 from course_lib import spmd
-from course_lib.models import GPT, GPTConfig
+from course_lib.models import GPT, GPTConfig, MoEConfig
+from course_lib.parallel.data import DistributedDataParallel
 from course_lib.parallel.tensor import gather_parameters, gpt, sum_partial_gradients, tensor_parallel, token_losses
 from course_lib.training import clip, loss
 from course_lib.training.recompute import recompute
@@ -204,13 +205,21 @@ def gathered_back():
         GPT(config).load_state_dict(state)
 
 
-def refused_twice():
-    config = config_with()
-    message = error_of(RuntimeError, tensor_parallel, tensor_parallel(GPT(config)))
+def refused():
+    """In a sentence, and the model is left as it was."""
+    message = error_of(RuntimeError, tensor_parallel, tensor_parallel(GPT(CONFIG)))
     assert message == "this model is tensor parallel already: start from a plain one, GPT(config)"
+    message = error_of(ValueError, tensor_parallel, GPT(config_with(moe=MoEConfig(2, 1, 8, renormalize=False))))
+    assert message.startswith("this GPT has experts, which are spread over ranks whole and not cut by columns")
+    if dist.get_world_size() > 1:
+        model = GPT(config_with(ffn_dim=37))
+        assert error_of(ValueError, tensor_parallel, model).startswith(
+            "37 columns of the feed-forward cannot be shared"
+        )
+        assert model.layers[0].ffn.up.weight.shape == (37, 24)
 
 
-ALL = [every_layout, frozen, frozen_before, recomputed, micro_batches, norms, from_meta, gathered_back, refused_twice]
+ALL = [every_layout, frozen, frozen_before, recomputed, micro_batches, norms, from_meta, gathered_back, refused]
 
 
 def in_a_group():
@@ -231,6 +240,30 @@ def two_groups():
     trained(True, n_kv_heads=2)
 
 
+def with_data_parallelism():
+    """4 ranks: 2 tensor parallel, times 2 with a batch each, wrapped in DDP: equal to one process on both batches."""
+    rank = dist.get_rank()
+    groups = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3], [0, 2], [1, 3])]
+    tensor, data = groups[rank // 2], groups[2 + rank % 2]
+    single = plain(config_with(**SHARED))
+    model = DistributedDataParallel(tensor_parallel(plain(config_with(**SHARED)), tensor, True), data)
+    optimizers = [torch.optim.AdamW(m.parameters(), 0.01) for m in (single, model)]
+    for step in range(3):
+        batches = [batch(single.config, 2 * step + replica) for replica in range(2)]
+        batches[1][1][0, :7] = loss.IGNORE  # another number of valid tokens
+        both = [torch.cat(parts) for parts in zip(*batches, strict=True)]
+        plain_loss(single, *both).backward()
+        tokens, labels = batches[rank // 2]
+        losses, valid = token_losses(model(tokens), labels, single.config.vocab_size, tensor)
+        loss.share_of_mean(losses, valid, data).backward()
+        sum_partial_gradients(model.module)
+        same_gradients(model.module, single)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    same_parameters(model.module, single)
+
+
 @pytest.mark.parametrize("n", [1, 2])
 def test_equal_to_one_process(n):
     spmd.run(all_of, ALL, ranks=n)
@@ -241,4 +274,4 @@ def test_equal_on_3_ranks_and_in_a_group_of_2_of_them():
 
 
 def test_equal_on_4_ranks_and_in_2_groups_of_2():
-    spmd.run(all_of, [*ALL, two_groups], ranks=4)
+    spmd.run(all_of, [*ALL, two_groups, with_data_parallelism], ranks=4)
