@@ -6,6 +6,7 @@ kernel, with the value that one process computes from the same inputs. What rank
 
 from __future__ import annotations
 
+import re
 import tempfile
 import time
 from collections.abc import Callable
@@ -25,6 +26,8 @@ from course_lib.lab.stopped import without_native
 Answer = TypeVar("Answer", bound=Callable)
 PASSED, NOT_YET, NOT_ATTEMPTED = "passed", "not yet", "not attempted"
 PRINTED_LINES = 12  # of what an answer printed, shown with a "not yet"
+# Python's two lines of a warning: a place and a text, and the line at that place; torch adds a place of its own.
+WARNING = re.compile(r"^.*?:\d+: (\w*Warning: .*?)(?: \(Triggered internally at .*\))?\n(?:  .*\n?)?", re.MULTILINE)
 GAIN = 0.95  # of a rival's time: less than that is a gain
 TRIES = 3  # at an overlap: a busy machine hides it
 GROUP = [1, 2, 3]  # of four ranks: numbered 0, 1 and 2 within it
@@ -144,7 +147,13 @@ def _not_yet(exercise: Exercise, answer: Callable, findings: Findings, reports: 
 
 
 def _printed(reports: list[spmd.RankReport]) -> list[str]:
-    lines = [f"[{r.rank}] {line}" for r in reports for line in without_native(r.output).splitlines()]
+    warned: dict[str, int] = {}  # each with the first rank that gave it
+    for r in reports:
+        for text in WARNING.findall(r.output):
+            warned.setdefault(text, r.rank)
+    lines = [f"[{rank}] {text}" for text, rank in warned.items()]
+    for r in reports:
+        lines += [f"[{r.rank}] {line}" for line in without_native(WARNING.sub("", r.output)).splitlines()]
     more = [f"... and {len(lines) - PRINTED_LINES} more lines"] if len(lines) > PRINTED_LINES else []
     return ["Your ranks printed:", *lines[:PRINTED_LINES], *more] if lines else []
 

@@ -163,6 +163,21 @@ def test_what_ranks_printed_helps():
     assert "[3] x is 3" in told
 
 
+def test_a_warning_is_shown_once_and_whole():
+    def warns(x):
+        import warnings
+
+        warnings.warn("mind the gap (Triggered internally at ../torch/csrc/gap.cpp:62.)", stacklevel=1)
+        warnings.warn("mind the step", stacklevel=1)
+        print("x is", len(x))
+        return x
+
+    told = reject(warns, "").message.details
+    printed = told[told.index("Your ranks printed:") + 1 :]
+    assert printed[:3] == ["[0] UserWarning: mind the gap", "[0] UserWarning: mind the step", "[0] x is 3"]
+    assert "mind" not in "".join(printed[3:])
+
+
 def test_something_that_cannot_be_sent():
     lock = threading.Lock()
 
