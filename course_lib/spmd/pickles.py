@@ -7,6 +7,7 @@ and named.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import io
 import linecache
@@ -43,6 +44,10 @@ class _Pickler(cloudpickle.Pickler):
         return _named_code, (_code_reduce(code)[1], file)
 
     def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, types.ModuleType) and type(value) is not types.ModuleType:
+            # torch.distributed.config and its kind. cloudpickle adds them where a function uses `dist` and anything
+            # called `config`, for it might mean the submodule.
+            return importlib.import_module, (value.__name__,)
         if type(value) is torch.Tensor and value.layout == torch.strided:
             if value.device.type == "cuda":
                 return value.detach().cpu().requires_grad_(value.requires_grad).__reduce_ex__(self.protocol)

@@ -127,3 +127,11 @@ def test_an_error_of_arguments_is_the_cause(function):
 def test_variables_must_be_strings():
     with pytest.raises(TypeError, match="env sets 'MASTER_PORT' to 29500: names and values"):
         spmd.run(print, ranks=2, env={"MASTER_PORT": 29500})
+
+
+def test_a_function_may_call_its_own_config_beside_a_package_that_has_one():
+    """cloudpickle takes `config` for torch.distributed.config, whose class it cannot pickle."""
+    namespace = {"dist": dist, "config": lambda: 7}
+    exec("def f():\n    return config() + dist.get_rank()", namespace)
+    namespace["f"].__module__ = "__main__"
+    assert spmd.run(namespace["f"], ranks=2) == [7, 8]
