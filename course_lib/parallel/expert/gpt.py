@@ -111,7 +111,8 @@ def reduce_gradients(model: nn.Module, mesh: ExpertMesh) -> None:
     known = {id(p) for p in experts}
     dense = [p for p in model.parameters() if id(p) not in known]
     for parameters, group in ((dense, mesh.dp), (experts, mesh.edp)):
-        sum_gradients(parameters, group)
+        if dist.get_world_size(group) > 1:
+            sum_gradients(parameters, group)
         if gradients := [p.grad for p in parameters if p.grad is not None]:
             torch._foreach_div_(gradients, n)
 
