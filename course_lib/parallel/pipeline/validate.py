@@ -89,7 +89,7 @@ def wrong_place(rank: int, action: Action, placement: tuple[int, ...], n_micro_b
     return None
 
 
-def clash(action: Action, done: dict[Action, int] | set[Action]) -> str | None:
+def clash(action: Action, done: set[Action]) -> str | None:
     """Why what a rank has done already makes this action one too many; None if it does not."""
     stage, kind, mb = action
     if action in done:
@@ -109,7 +109,7 @@ def _cannot(rank: int, action: Action) -> str:
 def _on_rank(schedule: Schedule, rank: int, cap: int | None) -> list[Problem]:
     """What is wrong with the actions of one rank, seen from that rank."""
     order, placement, lowered = schedule.orders[rank], schedule.placement, schedule.lowered
-    done: dict[Action, int] = {}
+    done: set[Action] = set()
     found = []
     counts = held(order)
     for index, action in enumerate(order):
@@ -127,7 +127,7 @@ def _on_rank(schedule: Schedule, rank: int, cap: int | None) -> list[Problem]:
             reason = f"it would hold {counts[index]} activations, and may hold {cap}"
         if reason is not None:
             found.append(Problem(rank, index, action, f"{_cannot(rank, action)} at place {index}: {reason}"))
-        done.setdefault(action, index)
+        done.add(action)
     return found
 
 

@@ -16,7 +16,7 @@ from course_lib.parallel.pipeline.passes import lower
 from course_lib.parallel.pipeline.schedule import Schedule, ScheduleError, loop, v_shape
 from course_lib.parallel.pipeline.simulate import simulate
 from course_lib.parallel.pipeline.text import loads
-from course_lib.parallel.pipeline.validate import check, problems
+from course_lib.parallel.pipeline.validate import check, held, problems
 
 MAKERS = [gpipe, one_f_one_b, interleaved, zb_h1, zbv]
 valid = st.builds(lambda make, p, m: make(p, m), st.sampled_from(MAKERS), st.integers(1, 4), st.integers(1, 5))
@@ -340,6 +340,7 @@ def test_undo_to_the_start(schedule):
     for rank, action in reversed(order):
         assert board.undo() == (rank, action)
         assert board.may(rank, action) is None
+        assert board.held(rank) == (held(tuple(board.orders[rank])) or [0])[-1]
     assert not board.full and board.orders == [[]] * schedule.n_ranks
     assert [board.held(rank) for rank in range(schedule.n_ranks)] == [0] * schedule.n_ranks
     with pytest.raises(ScheduleError, match="no move to take back"):

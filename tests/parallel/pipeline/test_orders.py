@@ -3,7 +3,7 @@
 from unittest import mock
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.pipelining import schedules as torch_schedules
 from torch.distributed.pipelining.stage import PipelineStage
@@ -213,6 +213,7 @@ def test_lowering_by_hand():
     ]
 
 
+@settings(max_examples=40)
 @given(made)
 def test_lowering_adds_what_crosses_ranks_and_nothing_else(schedule):
     lowered = lower(schedule)

@@ -5,7 +5,7 @@ import math
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from course_lib.parallel.pipeline import simple
@@ -75,6 +75,7 @@ def test_zb_h1_idles_a_weights_backward_less(size, costs):
         assert result.bubble == pytest.approx((p - 1) / (3 * m + p - 1))
 
 
+@settings(max_examples=40)
 @given(st.integers(1, 6), st.integers(0, 5), times)
 def test_zbv_has_no_bubble_but_the_start(p, more, unit):
     """With equal F, I and W: no rank waits between its first action and its last."""
@@ -150,6 +151,7 @@ def test_the_critical_path_explains_the_whole_step(case):
         assert message == (costs.send[min(one.stage, two.stage)] if away else 0)
 
 
+@settings(max_examples=50)
 @given(valid_and_costs())
 def test_a_shorter_action_on_the_critical_path_never_makes_a_step_longer(case):
     schedule, costs = case
@@ -159,6 +161,7 @@ def test_a_shorter_action_on_the_critical_path_never_makes_a_step_longer(case):
     assert simulate(schedule, Costs(less, costs.input, costs.weight, costs.send)).makespan <= result.makespan
 
 
+@settings(max_examples=50)
 @given(valid_and_costs())
 def test_a_lowered_table_takes_as_long(case):
     """Sends do not hold their rank up, and a receive waits where its user would have waited."""
@@ -169,6 +172,7 @@ def test_a_lowered_table_takes_as_long(case):
     assert lowered.critical_path[-1] == plain.critical_path[-1]
 
 
+@settings(max_examples=40)
 @given(valid, times)
 def test_activations_weigh_what_they_weigh(schedule, weight):
     assert simulate(schedule).peaks == tuple(max(held(order)) for order in schedule.orders)
@@ -242,6 +246,9 @@ def test_phases():
     phases = [gap.phase for gap in simulate(one_f_one_b(3, 6), Costs(send=1)).gaps if gap.rank == 1]
     assert phases[0] == "warm-up" and phases[-1] == "cool-down" and "steady" in phases
     assert phases == sorted(phases, key=["warm-up", "steady", "cool-down"].index)
+    last_forward = loads("rank 0: 0F0 0F1 0B0 0B1\nrank 1: 1F0 1B0 1F1 1B1")
+    late = simulate(last_forward, Costs(forward=[9, 1])).gaps
+    assert [(gap.before, gap.phase) for gap in late if gap.rank == 1][1] == (Action(1, Kind.F, 1), "steady")
 
 
 def test_the_critical_path_by_hand():
@@ -316,6 +323,7 @@ def test_a_wrong_schedule_is_not_simulated():
         simulate(loads("placement: 0 1\nrank 0: 0F0 1F0\nrank 1:"))
 
 
+@settings(max_examples=25)
 @given(st.integers(1, 4), st.integers(1, 6), st.sampled_from(["BF", "FB", "IFW", "IWF", "BFW"]), st.data())
 def test_a_policy_finishes_any_board(p, m, prefer, data):
     board = Board(data.draw(st.sampled_from([loop(p), loop(p, 2), v_shape(p)])), m)
@@ -340,6 +348,24 @@ def test_policies():
     assert simulate(by("IFW")).makespan == simulate(zb_h1(4, 8)).makespan
     assert simulate(by("IWF", v_shape(4), cap=8)).makespan == simulate(zbv(4, 8)).makespan
     assert max(simulate(by("FB", cap=3)).peaks) == 3
+
+
+def test_a_policy_goes_on_from_what_was_played():
+    """A half of a backward by hand leaves its other half over; and time that has passed on a rank has passed."""
+    board = Board((0,), 1)
+    for kind in "FI":
+        board.play(0, Action(0, Kind(kind), 0))
+    finish(board)
+    assert board.orders == [[(0, "F", 0), (0, "I", 0), (0, "W", 0)]]
+
+    board = Board((0, 1), 4)
+    for mb in range(4):
+        board.play(0, Action(0, Kind.F, mb))
+    board.play(1, Action(1, Kind.F, 0))
+    board.play(1, Action(1, Kind.B, 0))
+    finish(board, Costs(forward=[5, 1]))
+    # rank 0 is busy until 20, so its first backward waits, and rank 1 does all that can start before that
+    assert " ".join(str(action) for _, action in board.moves[6:12]) == "1F1 1B1 1F2 1B2 0B0 1F3"
 
 
 def test_a_policy_that_gets_stuck_says_where():

@@ -60,6 +60,10 @@ def test_what_it_looks_like():
     assert loads(loose) == one_f_one_b(2, 2)
 
 
+def test_a_stage_that_two_ranks_run_is_on_the_first():
+    assert loads("rank 0: 0F0\nrank 1: 1F0 0F0").placement == (0, 1)
+
+
 def test_torchs_csv_has_empty_cells():
     assert from_csv("0F0,,,0B0\n,1F0, 1B0,\n").orders == one_f_one_b(2, 1).orders
 
