@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from course_lib.lab.blanks import BLANK, filled, stubbed
 from course_lib.lab.exercise import Exercise
+from course_lib.lab.written import lines_of
 
 
 def is_stub(answer: Callable, exercise: Exercise) -> bool:
@@ -44,7 +45,7 @@ def complaint(answer: Callable, exercise: Exercise) -> str | None:
 def source_line(answer: Callable, line: int) -> str:
     """The text of a line of the answer's file or cell, stripped; "" where it is not known."""
     try:
-        lines, first = inspect.getsourcelines(answer)
+        lines, first = lines_of(answer)
     except (OSError, TypeError):
         return ""
     return lines[line - first].strip() if 0 <= line - first < len(lines) else ""
@@ -62,7 +63,7 @@ def keeps_what_recv_returns(answer: Callable) -> str:
     for node in ast.walk(tree) if tree else ():
         called = isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and node.value.func
         if called and ast.unparse(called).rpartition(".")[2] == "recv":
-            line = node.lineno + inspect.getsourcelines(answer)[1] - 1
+            line = node.lineno + lines_of(answer)[1] - 1
             return f"Line {line} keeps what `dist.recv` returns, the sender's rank; the data is in the tensor it got."
     return ""
 
@@ -74,7 +75,7 @@ def library_source(exercise: Exercise) -> str:
 
 def _source(answer: Callable) -> str | None:
     try:
-        return textwrap.dedent(inspect.getsource(answer))
+        return textwrap.dedent("".join(lines_of(answer)[0]))
     except (OSError, TypeError):
         return None
 

@@ -160,6 +160,8 @@ def _printed(reports: list[spmd.RankReport]) -> list[str]:
 
 def _passed(exercise: Exercise, answer: Callable, findings: Findings) -> Verdict:
     text = f"Passed on {show.listing(exercise.worlds)} ranks." if exercise.on_ranks else "Passed."
+    if exercise.closing:
+        text += f" {exercise.closing}"
     if exercise.timing is None:
         return Verdict(PASSED, show.Message(PASSED, text))
     n, what = exercise.timed_on, exercise.timing.what

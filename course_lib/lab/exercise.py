@@ -153,6 +153,7 @@ class Exercise(Task):
         has not done the work.
     ring: on three ranks or more, each sends to one other alone.
     timeline: show the learner's, of the timed call. overlap: communication must overlap computation there.
+    closing: what a right answer goes to show, said when it passes.
     """
 
     lab: str
@@ -172,6 +173,7 @@ class Exercise(Task):
     ring: bool = False
     timeline: bool = False
     overlap: bool = False
+    closing: str = ""
 
     def __post_init__(self) -> None:
         if not self.worlds or any(not self.cases_on(n) for n in self.worlds):

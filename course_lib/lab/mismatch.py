@@ -8,6 +8,7 @@ from collections.abc import Callable
 from course_lib import spmd
 from course_lib.lab import show
 from course_lib.lab.attempt import quoted
+from course_lib.lab.written import file_of
 from course_lib.spmd.compare import first_mismatch
 from course_lib.spmd.report import Op
 from course_lib.spmd.words import alike
@@ -20,7 +21,7 @@ def explain_mismatch(reports: list[spmd.RankReport], answer: Callable) -> tuple[
     found = first_mismatch({r.rank: r.ops for r in reports}, all(r.status == "returned" for r in reports))
     if found is None or found.what in ("root", "splits", "order"):
         return None
-    file = answer.__code__.co_filename if hasattr(answer, "__code__") else None
+    file = file_of(answer)
     # The barrier is the trial's, which comes when an answer has returned.
     left = [r for r, op in found.ops.items() if op is None or op.name == "barrier" and op.frame.file != file]
     calls = alike({rank: _text(op, answer, file) for rank, op in found.ops.items() if rank not in left})
@@ -31,7 +32,7 @@ def explain_mismatch(reports: list[spmd.RankReport], answer: Callable) -> tuple[
     return "calls_differ", f"the ranks do not make the same calls: {told}. {RULE}"
 
 
-def _text(op: Op, answer: Callable, file: str | None) -> str:
+def _text(op: Op, answer: Callable, file: str) -> str:
     line = f" ({quoted(answer, op.frame.line)})" if op.frame.file == file else ""
     if op.shape is None or op.dtype == "ranks":
         return op.name + line

@@ -13,6 +13,7 @@ from course_lib.lab.attempt import source_line
 from course_lib.lab.meetings import Pair
 from course_lib.lab.mismatch import RULE, explain_mismatch
 from course_lib.lab.tape import Message, Outside
+from course_lib.lab.written import file_of
 from course_lib.spmd.report import whose
 
 DONE, RUNNING = "done", "running"
@@ -156,7 +157,7 @@ def _place(report: spmd.RankReport, answer: Callable) -> tuple[int | None, str]:
 
     (None, "") where it was at neither: in code of the course, which is no concern of the reader's.
     """
-    file = answer.__code__.co_filename if hasattr(answer, "__code__") else None
+    file = file_of(answer)
     frames = report.stack or [f for f in (report.last_seen,) if f]
     if own := [f for f in frames if f.file == file]:
         return own[-1].line, source_line(answer, own[-1].line)

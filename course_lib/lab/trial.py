@@ -23,6 +23,7 @@ from course_lib.lab import calls, tape
 from course_lib.lab.evidence import copy, parts, plain
 from course_lib.lab.exercise import Task
 from course_lib.lab.watch import watch_library
+from course_lib.lab.written import file_of
 
 PATIENCE_S = 4  # seconds an answer gets for all cases on one world size; right ones take milliseconds
 PLAIN = int | float | str | None
@@ -58,7 +59,7 @@ def try_cases(answer: Callable, task: Task, folder: str, members: list[int] | No
     passed = {"group": group} if members else {}
     # torch.empty then gives NaN, not what happens to lie there: a value never written cannot be right by luck.
     torch.use_deterministic_algorithms(True, warn_only=True)
-    file = answer.__code__.co_filename if hasattr(answer, "__code__") else ""
+    file = file_of(answer)
     for index, _ in task.cases_on(n):
         with tape.record(tape_file(folder, OURS, index, rank, n), members or list(range(n)), ""):
             task.call(task.reference, *task.arguments(index, rank, n), **passed)

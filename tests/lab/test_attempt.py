@@ -1,12 +1,14 @@
 """A stub is told from an attempt by what it does, not by how it is written."""
 
+import inspect
 import linecache
 
 import pytest
 
 from course_lib.collectives import simple
-from course_lib.lab import attempt, exercise, source
+from course_lib.lab import attempt, exercise, source, written
 from course_lib.lab.exercise import Exercise
+from course_lib.parallel.tensor import simple as tensor_simple
 
 NAMES = ["tree_broadcast", "ring_reduce_scatter", "ring_all_gather", "all_reduce"]
 
@@ -109,3 +111,19 @@ def test_the_inputs_are_the_same_every_time_and_differ_by_rank():
     one = exercise.find("all_reduce")
     assert one.arguments(0, 1, 4)[0].equal(one.arguments(0, 1, 4)[0])
     assert not one.arguments(0, 1, 4)[0].equal(one.arguments(0, 2, 4)[0])
+
+
+@pytest.mark.parametrize("stub", [True, False])
+def test_a_class_of_a_cell(stub):
+    """`inspect` does not find it: it was not written to a file."""
+    text = inspect.getsource(tensor_simple.CopyTo)
+    text = source.blanked(text) if stub else source.filled(text)
+    name, space = f"class-{stub}.py", vars(tensor_simple) | {"__name__": "__main__"}
+    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    exec(compile(text, name, "exec"), space)
+    answer = space["CopyTo"]
+    assert attempt.is_stub(answer, exercise.find("CopyTo")) == stub
+    assert written.file_of(answer) == name
+    line = next(number for number, text in enumerate(text.splitlines(), 1) if "def forward" in text)
+    assert attempt.quoted(answer, line).startswith(f"line {line}: `def forward(ctx: Any")
+    assert attempt.quoted(answer, line + 99) == f"line {line + 99}"

@@ -14,6 +14,7 @@ from course_lib.lab.evidence import Aside, Evidence
 from course_lib.lab.exercise import COLLECTIVES, Case, Exercise, Timing, Wrong, random_tensor
 from course_lib.lab.exercises.wrong import bf16_compress as casts
 from course_lib.lab.signatures.words import signature
+from course_lib.lab.written import file_of
 from course_lib.parallel.data import compress
 
 NO_GAIN = (
@@ -26,7 +27,7 @@ LARGE = 4_000_000  # elements of the timed bucket: 16 MB of float32
 def compressed(answer: Callable, flat: Tensor, **group: Any) -> Any:
     """The mean, in bfloat16's precision, and whether its all-reduce ran between the call and `finish()`."""
     flat = flat.clone()
-    file = answer.__code__.co_filename if hasattr(answer, "__code__") else ""
+    file = file_of(answer)
     with calls.record(file) as log:
         finish = answer(flat, **group)
         returned = log.tick()

@@ -14,6 +14,7 @@ from torch.nn import Parameter
 from course_lib.lab import calls
 from course_lib.lab.evidence import Aside
 from course_lib.lab.exercise import Case, random_tensor
+from course_lib.lab.written import file_of
 from course_lib.parallel.data.buckets import make_bucket
 from course_lib.timeline import span, spans
 
@@ -72,7 +73,7 @@ def reduced(answer: Callable, build: Callable, layout: list[list[int]], *args: A
     buckets = [make_bucket([parameters[i] for i in indices]) for indices in layout]
     there: dict[int, int] = {}  # by parameter, when its gradient came
     ended: list[int] = []
-    file = answer.__code__.co_filename if hasattr(answer, "__code__") else ""
+    file = file_of(answer)
     with calls.record(file) as log:
 
         def comes(i: int) -> None:
