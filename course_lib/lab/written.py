@@ -21,8 +21,11 @@ def lines_of(answer: Callable) -> tuple[list[str], int]:
     `inspect` does not find the class of a cell before Python 3.13; its methods know where they are.
     """
     code = _code(answer)
-    if not isinstance(answer, type) or code is None:
+    try:
         return inspect.getsourcelines(answer)
+    except (OSError, TypeError):
+        if not isinstance(answer, type) or code is None:
+            raise
     lines = linecache.getlines(code.co_filename)
     try:
         tree = ast.parse("".join(lines))
