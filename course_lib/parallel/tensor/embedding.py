@@ -39,6 +39,9 @@ class VocabParallelEmbedding(nn.Module):
         row, here = place(tokens, self.weight.shape[0], self.group)
         return _LookUp.apply(self.weight, row, here, self.group, self.sequence_parallel)
 
+    def extra_repr(self) -> str:
+        return f"weight {tuple(self.weight.shape)} of {self.vocab_size} rows"
+
 
 def place(ids: Tensor, rows: int, group: Group) -> tuple[Tensor, Tensor]:
     """Where the ids are in this rank's part of the vocabulary, and whether they are in it. Elsewhere the place is 0."""

@@ -53,8 +53,8 @@ def tensor_parallel(model: GPT, group: Group = None, sequence_parallel: bool = F
     sequence_parallel: between the matrices each rank has its n-th of the tokens only (`tokens.py`), which divides the
     memory of norms and residual stream by n and sends more in backward; n must divide S.
 
-    ValueError, naming what would fit, if the heads or the feed-forward cannot be cut into n equal parts, or if there are
-    experts in the feed-forward's place; RuntimeError if the model is tensor parallel already.
+    ValueError, naming what would fit, if the heads or the feed-forward cannot be cut into n equal parts, or if experts
+    take the feed-forward's place; RuntimeError if the model is tensor parallel already.
     """
     rank, n = rank_and_size(group)
     if isinstance(model.embedding, VocabParallelEmbedding):
@@ -66,9 +66,9 @@ def tensor_parallel(model: GPT, group: Group = None, sequence_parallel: bool = F
         )
     require_divides(model.config, n)
     cuts = {name: cut_of(name, p.shape, model.config, rank, n) for name, p in model.named_parameters()}
-    for name, parameter in list(model.named_parameters()):
-        if cut := cuts[name]:
-            _replace(model.get_submodule(name.rpartition(".")[0]), cut.of(parameter.detach()), parameter.requires_grad)
+    for name, cut in cuts.items():
+        if cut:
+            _keep_part(model.get_submodule(name.rpartition(".")[0]), cut)
     model._tie()
     V = model.config.vocab_size
     model.embedding = VocabParallelEmbedding(model.embedding.weight, V, group, sequence_parallel)
@@ -155,5 +155,8 @@ def by_kind(model: GPT) -> ByKind:
     return kinds
 
 
-def _replace(module: nn.Module, weight: Tensor, trained: bool) -> None:
-    module.weight = Parameter(weight, trained)
+def _keep_part(module: nn.Module, cut: Cut) -> None:
+    """Put the part in the place of the module's weight."""
+    module.weight = Parameter(cut.of(module.weight.detach()), module.weight.requires_grad)
+    if isinstance(module, nn.Linear):
+        module.out_features, module.in_features = module.weight.shape  # what print(model) shows

@@ -68,6 +68,9 @@ class ColumnLinear(nn.Module):
         (y,) = columns(x, [self.weight], self.group, self.sequence_parallel)
         return y if self.bias is None else y + self.bias
 
+    def extra_repr(self) -> str:
+        return f"weight {tuple(self.weight.shape)}"
+
 
 class RowLinear(nn.Module):
     """This rank's rows of a linear layer: weight (D, F/n), and bias (D,), alike, or None. See `rows`.
@@ -86,6 +89,9 @@ class RowLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = rows(x, self.weight, self.group, self.sequence_parallel)
         return y if self.bias is None else y + self.bias
+
+    def extra_repr(self) -> str:
+        return f"weight {tuple(self.weight.shape)}"
 
 
 class _Columns(Function):

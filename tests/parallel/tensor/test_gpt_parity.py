@@ -205,6 +205,19 @@ def gathered_back():
         GPT(config).load_state_dict(state)
 
 
+def shown():
+    """print(model) shows the parts that this rank has."""
+    n = dist.get_world_size()
+    text = str(tensor_parallel(GPT(CONFIG)))
+    for line in (
+        f"(embedding): VocabParallelEmbedding(weight ({-(-38 // n)}, 24) of 38 rows)",
+        f"(query): Linear(in_features=24, out_features={24 // n}, bias=False)",
+        f"(out): RowLinear(weight (24, {24 // n}))",
+        f"(head): ColumnLinear(weight ({-(-38 // n)}, 24))",
+    ):
+        assert line in text, text
+
+
 def refused():
     """In a sentence, and the model is left as it was."""
     message = error_of(RuntimeError, tensor_parallel, tensor_parallel(GPT(CONFIG)))
@@ -219,7 +232,7 @@ def refused():
         assert model.layers[0].ffn.up.weight.shape == (37, 24)
 
 
-ALL = [every_layout, frozen, frozen_before, recomputed, micro_batches, norms, from_meta, gathered_back, refused]
+ALL = [every_layout, frozen, frozen_before, recomputed, micro_batches, norms, from_meta, gathered_back, shown, refused]
 
 
 def in_a_group():
