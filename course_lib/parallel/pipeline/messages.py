@@ -100,7 +100,7 @@ def routes(schedule: Schedule) -> list[Route]:
         if source != to:
             used = place[Key(kind, next_stage, micro_batch)]
             found.append(Route(Key(kind, stage, micro_batch), source, to, made, used))
-    return sorted(found, key=lambda route: route.made)
+    return found
 
 
 class Messages:
