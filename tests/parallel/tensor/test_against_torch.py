@@ -48,4 +48,4 @@ def step_by_step(sequence_parallel):
 
 @pytest.mark.parametrize("n", [2, 4])
 def test_equal_to_torchs(n):
-    spmd.run(all_of, [lambda: step_by_step(False), lambda: step_by_step(True)], ranks=n)
+    spmd.run(all_of, [lambda: step_by_step(False), lambda: step_by_step(True)], ranks=n, timeout=300)

@@ -72,4 +72,4 @@ ALL = [as_torchs, as_the_taught_one, refused]
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
 def test_equal_to_torchs(n):
-    spmd.run(all_of, ALL, ranks=n)
+    spmd.run(all_of, ALL, ranks=n, timeout=300)

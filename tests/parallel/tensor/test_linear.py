@@ -228,4 +228,4 @@ ALL = [
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
 def test_equal_to_one_process(n):
-    spmd.run(all_of, ALL, ranks=n)
+    spmd.run(all_of, ALL, ranks=n, timeout=300)

@@ -127,4 +127,4 @@ ALL = [alike_and_not, not_seen_outside, a_state_is_all_there_is, ranks_of_a_grou
 
 @pytest.mark.parametrize("n", [1, 2, 4])
 def test_streams(n):
-    spmd.run(all_of, ALL, ranks=n)
+    spmd.run(all_of, ALL, ranks=n, timeout=300)

@@ -122,11 +122,11 @@ def in_a_group():
 
 @pytest.mark.parametrize("n", [1, 2, 4])
 def test_equal_to_one_process(n):
-    spmd.run(all_of, ALL, ranks=n)
+    spmd.run(all_of, ALL, ranks=n, timeout=300)
 
 
 def test_equal_on_3_ranks_and_in_a_group_of_2_of_them():
-    spmd.run(all_of, [*ALL, in_a_group], ranks=3)
+    spmd.run(all_of, [*ALL, in_a_group], ranks=3, timeout=300)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "n"), [(4, 4, 2), (4, 2, 2), (6, 3, 3), (4, 2, 4), (8, 1, 4), (4, 4, 1)])
