@@ -7,8 +7,10 @@ import torch
 import torch.distributed as dist
 from torch.autograd import Function
 
+from course_lib.collectives.autograd import copy_to, reduce_from
 from course_lib.lab import exercise, trial
 from course_lib.lab.checking import PASSED, examine
+from course_lib.parallel.tensor.simple import CopyTo, ReduceFrom
 
 RIGHT = {}
 
@@ -92,6 +94,60 @@ class ByTorchsSetup(Function):
     @staticmethod
     def backward(ctx, grad):
         return (grad, None)
+
+
+# Column, then row
+
+
+@right("column_then_row")
+def by_the_taught_pair(x, up, up_bias, down, down_bias, group=None):
+    hidden = torch.nn.functional.gelu(CopyTo.apply(x, group) @ up.T + up_bias)
+    return ReduceFrom.apply(hidden @ down.T, group) + down_bias
+
+
+@right("column_then_row")
+def by_transposed_products(x, up, up_bias, down, down_bias, group=None):
+    hidden = torch.nn.GELU()(torch.addmm(up_bias, copy_to(x, group), up.T))
+    return down_bias.unsqueeze(0) + reduce_from(down @ hidden.T, group).T
+
+
+# Whole heads
+
+
+@right("qkv_rows")
+def by_index(weight, n_heads, n_kv_heads, rank, n):
+    head_dim = len(weight) // (n_heads + 2 * n_kv_heads)
+    mine = range(rank * n_heads // n, (rank + 1) * n_heads // n)
+    served = sorted({h // (n_heads // n_kv_heads) for h in mine})
+    heads = [*mine, *(n_heads + g for g in served), *(n_heads + n_kv_heads + g for g in served)]
+    return weight[torch.tensor([h * head_dim + e for h in heads for e in range(head_dim)])]
+
+
+@right("qkv_rows")
+def by_views(weight, n_heads, n_kv_heads, rank, n):
+    heads = weight.unflatten(0, (n_heads + 2 * n_kv_heads, -1))
+    each = max(1, n_kv_heads // n)
+    start = rank * n_kv_heads // n
+    q, kv = heads[:n_heads], heads[n_heads:].unflatten(0, (2, n_kv_heads))
+    return torch.cat([q.chunk(n)[rank], kv[:, start : start + each].flatten(0, 1)]).flatten(0, 1)
+
+
+# Bytes
+
+
+@right("layer_bytes")
+def by_halves(tokens, dim, n, itemsize=4, sequence_parallel=False):
+    halves = 4, 4 + 2 * sequence_parallel
+    return tuple(count * (n - 1) * tokens * dim * itemsize / n for count in halves)
+
+
+@right("layer_bytes")
+def by_the_cost_of_collectives(tokens, dim, n, itemsize=4, sequence_parallel=False):
+    whole = tokens * dim * itemsize
+    gather = reduce_scatter = whole * (n - 1) // n
+    if sequence_parallel:
+        return [2 * (gather + reduce_scatter), 2 * (gather + reduce_scatter + gather)]
+    return [2 * (gather + reduce_scatter)] * 2
 
 
 @pytest.mark.parametrize("case", RIGHT.values(), ids=list(RIGHT))

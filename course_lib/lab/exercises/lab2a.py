@@ -1,7 +1,10 @@
-"""Lab 2a: tensor parallel, from the pair f and g to the bytes of a layer."""
+"""Lab 2a: tensor parallel, from one product on many ranks to the bytes of a layer."""
 
 from __future__ import annotations
 
+from course_lib.lab.exercises.lab2a_bytes import LAYER_BYTES
+from course_lib.lab.exercises.lab2a_heads import QKV_ROWS
+from course_lib.lab.exercises.lab2a_mlp import COLUMN_THEN_ROW
 from course_lib.lab.exercises.lab2a_pair import COPY_TO, REDUCE_FROM
 
-EXERCISES = [COPY_TO, REDUCE_FROM]
+EXERCISES = [COLUMN_THEN_ROW, COPY_TO, REDUCE_FROM, QKV_ROWS, LAYER_BYTES]

@@ -31,10 +31,8 @@ def graded(answer: Callable, given: dict[str, Tensor], upstream: Tensor, *rest: 
     """
     leaves = {name: x.clone().requires_grad_() for name, x in given.items()}
     result = answer(*leaves.values(), *rest, **group)
-    if not isinstance(result, Tensor):
-        return result
-    value = result.detach().clone()
-    if result.shape == upstream.shape and result.requires_grad:
+    value = result.detach().clone() if isinstance(result, Tensor) else result
+    if isinstance(result, Tensor) and result.shape == upstream.shape and result.requires_grad:
         result.backward(upstream.to(result.dtype))
     return {"result": value} | {gradient(name): leaf.grad for name, leaf in leaves.items()}
 

@@ -39,10 +39,10 @@ def applied(answer: Any, x: Tensor, grad: Tensor, group: dist.ProcessGroup | Non
         raise TypeError("this is called as `.apply(x, group)`: it must stay a class, with `(Function)` after its name")
     x, grad = x.clone().requires_grad_(), grad.clone()
     y = answer.apply(x, group)
-    if not isinstance(y, Tensor):
-        return y
-    value = y.detach().clone()
-    y.backward(grad)
+    value = y
+    if isinstance(y, Tensor):
+        value = y.detach().clone()
+        y.backward(grad)
     return {"forward": value, "x": x.detach(), "backward": x.grad, GIVEN_GRADIENT: grad}
 
 
