@@ -38,10 +38,10 @@ class Game:
         self.board = level.board()
         self._past: list[list[tuple[int, Action]]] = []  # the moves on the board before each command
 
-    def play(self, rank: int, action: str | Action) -> Answer:
-        """Put an action ("1F0" or an Action) at the end of the rank's order."""
+    def play(self, rank: int, name: str) -> Answer:
+        """Put an action, by its name ("1F0"), at the end of the rank's order."""
         try:
-            action = Action.parse(action.strip()) if isinstance(action, str) else action
+            action = Action.parse(name)
             before = list(self.board.moves)
             self.board.play(rank, action)
         except ValueError as error:
@@ -56,13 +56,13 @@ class Game:
         self._put(self._past.pop())
         return Answer()
 
-    def take_back(self, action: Action) -> Answer:
+    def take_back(self, name: str) -> Answer:
         """Take an action back, with all that comes after it on its rank, and all on other ranks that needs these."""
         before, gone = list(self.board.moves), set()
         stop: set[int] = set()  # ranks whose order ends here
         board = self.level.board()
         for rank, move in before:
-            if move == action:
+            if str(move) == name:
                 stop.add(rank)
             if rank in stop or board.may(rank, move):
                 stop.add(rank)  # an order keeps its sequence: what follows a missing move goes, too
@@ -70,12 +70,12 @@ class Game:
             else:
                 board.play(rank, move)
         if not gone:
-            return Answer(f"{action} is not on the board.", "no")
+            return Answer(f"{name} is not on the board.", "no")
         self.board = board
         self._past.append(before)
         others = len(gone) - 1
         more = f", and {others} more that came after it or needed it" if others else ""
-        return Answer(f"Took back {action}{more}.")
+        return Answer(f"Took back {name}{more}.")
 
     def restart(self) -> Answer:
         """Empty the board. (It can be undone.)"""

@@ -103,6 +103,19 @@ def rivals(level: Level) -> list[Rival]:
     return [_rival(level, schedule) for schedule in known(level.placement, level.n_micro_batches)]
 
 
+def to_beat(level: Level) -> Schedule:
+    """A schedule that comes to par, within the cap: the one that par_by names."""
+    for schedule in known(level.placement, level.n_micro_batches):
+        if schedule.name == level.par_by:
+            return schedule
+    for rule, prefer in RULES.items():
+        if _by(rule) == level.par_by:
+            board = level.board()
+            finish(board, level.costs, prefer)
+            return board.schedule(level.par_by)
+    raise ScheduleError(f"nothing here is called {level.par_by!r}: name a known schedule, or {_by('...')!r}")
+
+
 def floor(level: Level) -> float:
     """A time that no schedule can be under. (Whether one comes down to it is another matter.)
 
@@ -133,7 +146,11 @@ def _by_rules(level: Level) -> Iterator[Rival]:
             finish(board, level.costs, prefer)
         except ScheduleError:  # the cap leaves it no move
             continue
-        yield _rival(level, board.schedule(f"the rule {rule!r}"))
+        yield _rival(level, board.schedule(_by(rule)))
+
+
+def _by(rule: str) -> str:
+    return f"the rule '{rule}'"
 
 
 def _rival(level: Level, schedule: Schedule) -> Rival:
