@@ -1,0 +1,7 @@
+"""Lab 2c: experts, from the choice of a token to the balance of their load."""
+
+from __future__ import annotations
+
+from course_lib.lab.exercises.lab2c_route import ROUTE_WITH_CAPACITY
+
+EXERCISES = [ROUTE_WITH_CAPACITY]
