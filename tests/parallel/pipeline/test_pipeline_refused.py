@@ -6,9 +6,10 @@ import torch.distributed as dist
 from torch import nn
 
 from course_lib import spmd
+from course_lib.parallel.pipeline.actions import Action, Kind
 from course_lib.parallel.pipeline.generators import gpipe, one_f_one_b
 from course_lib.parallel.pipeline.runtime import Pipeline
-from course_lib.parallel.pipeline.schedule import ScheduleError
+from course_lib.parallel.pipeline.schedule import Schedule, ScheduleError
 from course_lib.parallel.pipeline.stage import GPTStage, balance
 
 SUM = {"inputs_of": lambda batch: batch, "loss_of": lambda y, _: y.sum()}
@@ -130,3 +131,24 @@ def tiny():
     from course_lib.models import GPTConfig
 
     return GPTConfig(vocab_size=5, dim=4, n_layers=2, n_heads=1, n_kv_heads=1, ffn_dim=4, max_seq_len=4)
+
+
+def test_weight_gradients_left_over_by_a_step_that_failed_are_not_added_to_the_next():
+    def train():
+        order = tuple(Action(0, Kind(kind), i) for kind, i in ("F0", "I0", "F1", "I1", "W0", "W1"))
+        stage, batches = nn.Linear(2, 1, bias=False), [torch.ones(1, 2)] * 2
+        pipeline = Pipeline({0: stage}, Schedule((order,), (0,)))
+        calls = []
+
+        def fails_once(y, _):
+            calls.append(y)
+            if len(calls) == 2:
+                raise ArithmeticError("an overflow, say")
+            return y.sum()
+
+        error_of(ArithmeticError, pipeline.step, batches, SUM["inputs_of"], fails_once)
+        stage.weight.grad = None
+        pipeline.step(batches, SUM["inputs_of"], fails_once)
+        return stage.weight.grad.tolist()
+
+    assert spmd.run(train, ranks=1) == [[[2.0, 2.0]]]
