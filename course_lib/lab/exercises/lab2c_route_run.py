@@ -37,7 +37,9 @@ def routed(answer: Callable, scores: Tensor, k: int, capacity: int) -> Any:
     if weights.requires_grad:
         slopes = torch.randn(weights.shape, generator=generator("slopes"), dtype=weights.dtype)
         (weights * slopes).sum().backward()
-    return {"chosen": chosen, "weights": weights.detach(), "kept": kept, gradient("scores"): scores.grad}
+    # With one choice the weight is 1 whatever the score is, and the gradient what rounding leaves of nothing.
+    moved = None if scores.grad is None else F.hardshrink(scores.grad, 1e-5)
+    return {"chosen": chosen, "weights": weights.detach(), "kept": kept, gradient("scores"): moved}
 
 
 def mistaken(part: str, compute: Callable[[Tensor, int, int], Any], name: str, sentence: str) -> Signature:
