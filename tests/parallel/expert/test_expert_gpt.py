@@ -221,6 +221,10 @@ def from_meta():
         init_weights(model.to_empty(device="cpu"), model.config, seed=5)
         for name, value in gather_parameters(model).items():
             assert torch.equal(value, plain.state_dict()[name]), name
+        for buffer in model.buffers():
+            buffer.fill_(1)
+        init_weights(model, model.config, seed=5)  # begins anew
+        assert not any(buffer.any() for buffer in model.buffers())
 
 
 def memory_is_a_part():
