@@ -6,7 +6,7 @@ import torch.distributed as dist
 from torch import nn
 
 from course_lib import spmd
-from course_lib.parallel.pipeline.actions import Action, Kind
+from course_lib.parallel.pipeline.actions import Action
 from course_lib.parallel.pipeline.generators import gpipe, one_f_one_b
 from course_lib.parallel.pipeline.runtime import Pipeline
 from course_lib.parallel.pipeline.schedule import Schedule, ScheduleError
@@ -135,7 +135,7 @@ def tiny():
 
 def test_weight_gradients_left_over_by_a_step_that_failed_are_not_added_to_the_next():
     def train():
-        order = tuple(Action(0, Kind(kind), i) for kind, i in ("F0", "I0", "F1", "I1", "W0", "W1"))
+        order = tuple(map(Action.parse, ("0F0", "0I0", "0F1", "0I1", "0W0", "0W1")))
         stage, batches = nn.Linear(2, 1, bias=False), [torch.ones(1, 2)] * 2
         pipeline = Pipeline({0: stage}, Schedule((order,), (0,)))
         calls = []
