@@ -132,6 +132,55 @@ def by_views(weight, n_heads, n_kv_heads, rank, n):
     return torch.cat([q.chunk(n)[rank], kv[:, start : start + each].flatten(0, 1)]).flatten(0, 1)
 
 
+# The vocabulary
+
+
+@right("vocab_parallel_embedding")
+def by_a_product(tokens, weight, group=None):
+    names = torch.arange(len(weight)) + dist.get_rank(group) * len(weight)
+    one_hot = (tokens.unsqueeze(-1) == names).to(weight.dtype)
+    return ReduceFrom.apply(one_hot @ weight, group)
+
+
+@right("vocab_parallel_embedding")
+def written_where_they_belong(tokens, weight, group=None):
+    start = dist.get_rank(group) * len(weight)
+    here = torch.logical_and(tokens >= start, tokens < start + len(weight))
+    x = weight.new_zeros(*tokens.shape, weight.shape[1])
+    x[here] = weight[tokens[here] - start]
+    return reduce_from(x, group)
+
+
+@right("vocab_parallel_embedding")
+def with_a_row_of_zeros(tokens, weight, group=None):
+    local = tokens - dist.get_rank(group) * len(weight)
+    local[(local < 0) | (local >= len(weight))] = len(weight)
+    return reduce_from(torch.cat([weight, torch.zeros_like(weight[:1])])[local], group)
+
+
+@right("vocab_parallel_losses")
+def by_logsumexp(logits, labels, group=None):
+    part = logits.logsumexp(-1)
+    largest = part.detach().clone()
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
+    start, size = dist.get_rank(group) * logits.shape[1], logits.shape[1]
+    here = (labels >= start) & (labels < start + size)
+    target = torch.where(here, logits[torch.arange(len(labels)), (labels - start) % size], 0.0)
+    total = largest + reduce_from((part - largest).exp(), group).log()
+    return torch.where(labels == -100, 0.0, total - reduce_from(target, group))
+
+
+@right("vocab_parallel_losses")
+def two_sums_at_once(logits, labels, group=None):
+    with torch.no_grad():
+        largest = logits.max(dim=-1, keepdim=True).values
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+    logits = logits - largest
+    one_hot = labels.unsqueeze(-1) == torch.arange(logits.shape[1]) + dist.get_rank(group) * logits.shape[1]
+    total, target = ReduceFrom.apply(torch.stack([logits.exp().sum(-1), (logits * one_hot).sum(-1)]), group)
+    return (total.log() - target) * (labels >= 0)
+
+
 # Bytes
 
 

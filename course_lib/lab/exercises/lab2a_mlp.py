@@ -221,7 +221,7 @@ COLUMN_THEN_ROW = Exercise(
         "`reduce_from(F.linear(hidden, down), group) + down_bias`.",
     ],
     advice={
-        "too_many_bytes": "The hidden layer need not travel: gelu works on each element by itself, and x and the result "
+        "too_many_bytes": "The hidden layer need not travel: gelu works on each element by itself. x and the result "
         "make one all-reduce each."
     },
     wrong=[
