@@ -84,6 +84,9 @@ bench: $(LABS_READY)
 	@$(PY) -m course_lib.bench spmd
 	@$(PY) -m course_lib.bench collectives
 	@$(PY) -m course_lib.bench ddp
+	@$(PY) -m course_lib.bench tensor
+	@$(PY) -m course_lib.bench pipeline
+	@$(PY) -m course_lib.bench expert
 
 # Installs nothing: it is asked when something does not work, which may be the setup.
 doctor:

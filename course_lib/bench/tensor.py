@@ -14,10 +14,7 @@ from __future__ import annotations
 
 import argparse
 import copy
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from statistics import median, quantiles
 
 import torch
 import torch.distributed as dist
@@ -36,74 +33,48 @@ from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from course_lib import spmd
+from course_lib.bench._numbers import at_least_1, ranks, say
+from course_lib.bench._turns import Times, ranks_text, rows, take_turns
 from course_lib.models import GPT, GPTConfig
 from course_lib.parallel.tensor import sum_partial_gradients, tensor_parallel, token_losses
 
 CONFIG = GPTConfig(vocab_size=8192, dim=384, n_layers=6, n_heads=8, n_kv_heads=8, ffn_dim=1024, max_seq_len=1024)
-WARM_UP = 2  # steps
-
-Step = Callable[[], torch.Tensor]
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Of one candidate: seconds of each step, the slowest rank's; bytes that a rank sends in one step."""
-
-    seconds: tuple[float, ...]
-    sent: int
-
-    def over(self, other: Measured) -> tuple[float, float, float]:
-        """This one's time over the other's, step by step: lower quartile, median, upper quartile."""
-        low, middle, high = quantiles([a / b for a, b in zip(self.seconds, other.seconds, strict=True)], n=4)
-        return low, middle, high
 
 
 def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m course_lib.bench tensor", description=__doc__)
-    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4], metavar="N", help="default: 2 4")
-    parser.add_argument("--steps", type=int, default=20, help="of each candidate; default: 20")
-    parser.add_argument("--batch", type=int, default=2, help="sequences; default: 2")
-    parser.add_argument("--length", type=int, default=128, help="tokens of a sequence; default: 128")
+    parser.add_argument("--ranks", type=ranks, nargs="+", default=[2, 4], metavar="N", help="default: 2 4")
+    parser.add_argument("--steps", type=at_least_1, default=20, help="of each candidate, 2 or more; default: 20")
+    parser.add_argument("--batch", type=at_least_1, default=2, help="sequences; default: 2")
+    parser.add_argument("--length", type=at_least_1, default=128, help="tokens of a sequence; default: 128")
     options = parser.parse_args(argv)
-    if options.steps < 2 or min(options.batch, options.length, *options.ranks) < 1:
-        parser.error("--steps must be 2 or more; --ranks, --batch and --length 1 or more")
+    if options.steps < 2:
+        parser.error("--steps must be 2 or more: quartiles need two")
     if options.length > CONFIG.max_seq_len:
         parser.error(f"--length is {options.length}: the model takes up to {CONFIG.max_seq_len} tokens")
     for n in options.ranks:
+        if CONFIG.n_heads % n or options.length % n:
+            parser.error(
+                f"--ranks {n} does not divide {CONFIG.n_heads} heads and --length {options.length}: it must divide both"
+            )
+    for n in options.ranks:
+        say(f"{options.steps} steps of each candidate on {ranks_text(n)}")
         job = (CONFIG, options.batch, options.length, options.steps)
-        print(table(n, spmd.run(measure, *job, ranks=n, timeout=1200, show=False)[0]), flush=True)
+        print(table(n, *spmd.run(measure, *job, ranks=n, timeout=1200, show=False)[0]), flush=True)
 
 
-def measure(config: GPTConfig, batch: int, length: int, steps: int) -> dict[str, Measured]:
-    """Called on every rank: all candidates in turns. All ranks return the same."""
+def measure(config: GPTConfig, batch: int, length: int, steps: int) -> tuple[dict[str, Times], dict[str, int]]:
+    """Called on every rank: times of all candidates, in turns, and the bytes that a rank sends in one step."""
     runs = candidates(config, batch, length)
     sent = {}
     for name, run in runs.items():
         with Sent() as counted:
             run()
         sent[name] = counted.total
-    taken = torch.zeros(len(runs), steps, device=spmd.device())
-    for step in range(-WARM_UP, steps):
-        for turn in range(len(runs)):
-            place = (turn + step) % len(runs)  # in changing order: each finds the caches as another one left them
-            seconds = _timed(list(runs.values())[place])
-            if step >= 0:
-                taken[place, step] = seconds
-    dist.all_reduce(taken, dist.ReduceOp.MAX)
-    return {name: Measured(tuple(row), sent[name]) for name, row in zip(runs, taken.tolist(), strict=True)}
+    return take_turns(runs, steps), sent
 
 
-def _timed(run: Step) -> float:
-    """Seconds of a step that all ranks begin together."""
-    dist.barrier()
-    start = time.perf_counter()
-    run()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
-
-
-def candidates(config: GPTConfig, batch: int, length: int) -> dict[str, Step]:
+def candidates(config: GPTConfig, batch: int, length: int) -> dict[str, Callable[[], torch.Tensor]]:
     """Name -> a function that takes one step and returns its loss. Data and initial values are alike."""
     device = spmd.device()
     plain = GPT(config).to(device)
@@ -112,7 +83,7 @@ def candidates(config: GPTConfig, batch: int, length: int) -> dict[str, Step]:
     )
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
 
-    def ours(sequence_parallel: bool) -> Step:
+    def ours(sequence_parallel: bool) -> Callable[[], torch.Tensor]:
         model = tensor_parallel(copy.deepcopy(plain), None, sequence_parallel)
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
@@ -127,7 +98,7 @@ def candidates(config: GPTConfig, batch: int, length: int) -> dict[str, Step]:
 
         return run
 
-    def torchs(sequence_parallel: bool) -> Step:
+    def torchs(sequence_parallel: bool) -> Callable[[], torch.Tensor]:
         model = torch_parallel(copy.deepcopy(plain), mesh, sequence_parallel)
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
@@ -198,12 +169,8 @@ def _bytes(tensors: torch.Tensor | Sequence) -> int:
     return sum(map(_bytes, tensors))
 
 
-def table(n: int, measured: dict[str, Measured]) -> str:
+def table(n: int, times: dict[str, Times], sent: dict[str, int]) -> str:
     """One line for each candidate: milliseconds, its time over torch's of the same kind with quartiles, MB sent."""
-    ranks = f"{n} rank{'s' * (n > 1)}"
-    lines = [f"\n{ranks:10}{'step ms':>9}{'over torch':>12}{'quartiles':>14}{'MB sent':>10}"]
-    for name, its in measured.items():
-        low, middle, high = its.over(measured[name.replace("ours", "torch")])
-        line = f"{name:10}{median(its.seconds) * 1e3:9.1f}{middle:11.2f}x{f'{low:.2f} - {high:.2f}':>14}"
-        lines.append(line + f"{its.sent / 1e6:10.2f}")
-    return "\n".join(lines)
+    head, *lines = rows(ranks_text(n), times, {name: name.replace("ours", "torch") for name in times})
+    megabytes = [f"{size / 1e6:9.2f}" for size in sent.values()]
+    return "\n".join([f"{head}{'MB sent':>9}", *map(str.__add__, lines, megabytes)])
