@@ -79,7 +79,7 @@ function render({ model, el }) {
     level.selectedIndex = model.get("level");
     head.replaceChildren(
       make("div", { class: "pb-bar" }, level, make("span", { class: "pb-task" }, s.task)),
-      make("div", { class: "pb-label" }, s.conditions));
+      make("div", { class: "pb-label" }, s.conditions, ". Written 1B0: stage 1, B, micro-batch 0."));
   }
 
   function drawBoard(s) {

@@ -20,6 +20,7 @@ RULES = {
     "forward first": (Kind.F, Kind.B),
     "backward in two": (Kind.I, Kind.F, Kind.W),
 }
+TASK = "Place every forward and every backward, on every stage. How short can the step be?"
 
 
 class Rival(NamedTuple):
@@ -95,7 +96,7 @@ def own_level(
         raise ScheduleError(
             f"with at most {cap} activations on a rank no rule comes to an end on this placement: raise the cap"
         )
-    return Level("Your own", ranks, n_micro_batches, best.makespan, best.name, costs, cap)
+    return Level("Your own", ranks, n_micro_batches, best.makespan, best.name, costs, cap, TASK)
 
 
 def rivals(level: Level) -> list[Rival]:

@@ -91,5 +91,9 @@ def _facts(game: Game) -> list[dict[str, str]]:
         {"name": "placed", "value": f"{placed} of {wanted}", "note": "forwards and backwards"},
         {"name": "time", "value": f"{found.makespan:g}", "note": f"par {level.par:g}, by {level.par_by}"},
         {"name": "bubble", "value": f"{found.bubble:.0%}", "note": f"most on rank {slowest}" if found.makespan else ""},
-        {"name": "critical path", "value": f"{len(path)} actions", "note": f"changes rank {crossings} times"},
+        {
+            "name": "critical path",
+            "value": f"{len(path)} action{'s' * (len(path) != 1)}",
+            "note": f"to another rank: {crossings} times",
+        },
     ]
