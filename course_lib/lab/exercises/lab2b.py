@@ -1,0 +1,7 @@
+"""Lab 2b: pipeline, from the order of a rank to a backward in two parts."""
+
+from __future__ import annotations
+
+from course_lib.lab.exercises.lab2b_orders import GPIPE_ORDER, ONE_F_ONE_B_ORDER
+
+EXERCISES = [GPIPE_ORDER, ONE_F_ONE_B_ORDER]
