@@ -185,6 +185,7 @@ def test_linear_in_two():
     for weight_gradient in later:
         weight_gradient()
     assert torch.allclose(weight.grad, reference[1].grad, atol=EXACT, rtol=0)
+    assert not weight.grad.requires_grad, "a graph behind a gradient keeps all activations"
 
 
 def test_init_weights_of_a_tied_head_alone_is_not_enough():
