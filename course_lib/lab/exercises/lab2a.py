@@ -7,6 +7,7 @@ from course_lib.lab.exercises.lab2a_heads import QKV_ROWS
 from course_lib.lab.exercises.lab2a_losses import VOCAB_PARALLEL_LOSSES
 from course_lib.lab.exercises.lab2a_mlp import COLUMN_THEN_ROW
 from course_lib.lab.exercises.lab2a_pair import COPY_TO, REDUCE_FROM
+from course_lib.lab.exercises.lab2a_sequence import SEQUENCE_PARALLEL_MLP
 from course_lib.lab.exercises.lab2a_vocab import VOCAB_PARALLEL_EMBEDDING
 
 EXERCISES = [
@@ -16,5 +17,6 @@ EXERCISES = [
     QKV_ROWS,
     VOCAB_PARALLEL_EMBEDDING,
     VOCAB_PARALLEL_LOSSES,
+    SEQUENCE_PARALLEL_MLP,
     LAYER_BYTES,
 ]
