@@ -13,7 +13,8 @@ from course_lib.spmd.compare import first_mismatch
 from course_lib.spmd.report import Op
 from course_lib.spmd.words import alike
 
-RULE = "All ranks must call the same collectives, in the same order, with tensors of one size and dtype."
+ORDER = "All ranks must call the same collectives, in the same order"
+RULE = f"{ORDER}, with tensors of one size and dtype."
 
 
 def explain_mismatch(reports: list[spmd.RankReport], answer: Callable) -> tuple[str, str] | None:
@@ -26,10 +27,12 @@ def explain_mismatch(reports: list[spmd.RankReport], answer: Callable) -> tuple[
     left = [r for r, op in found.ops.items() if op is None or op.name == "barrier" and op.frame.file != file]
     calls = alike({rank: _text(op, answer, file) for rank, op in found.ops.items() if rank not in left})
     told = "; ".join(f"{show.ranks(ranks)} call{'s' * (len(ranks) == 1)} {text}" for ranks, text in calls)
+    exchange = any(op is not None and op.name.startswith("all_to_all") for op in found.ops.values())  # of any size
+    rule = f"{ORDER}." if exchange else RULE
     if left:
         gone = f"{show.ranks(left)} {'has returned and calls' if len(left) == 1 else 'have returned and call'} nothing"
-        return "calls_left_out", f"the ranks do not make the same calls. Where {gone}, {told}. {RULE}"
-    return "calls_differ", f"the ranks do not make the same calls: {told}. {RULE}"
+        return "calls_left_out", f"the ranks do not make the same calls. Where {gone}, {told}. {rule}"
+    return "calls_differ", f"the ranks do not make the same calls: {told}. {rule}"
 
 
 def _text(op: Op, answer: Callable, file: str) -> str:

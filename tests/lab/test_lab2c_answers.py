@@ -4,10 +4,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 
+from course_lib.collectives.autograd import all_to_all
 from course_lib.lab import exercise, trial
 from course_lib.lab.checking import PASSED, examine
+from course_lib.parallel.expert.dispatch import exchange_counts
 
 RIGHT = {}
 
@@ -60,6 +63,57 @@ def by_logits(scores, k, capacity):
     queue = torch.zeros_like(scores, dtype=torch.int64).scatter_(1, chosen, 1)
     place = torch.cumsum(queue, 0) * queue
     return chosen, best.softmax(-1), place.gather(1, chosen) <= capacity
+
+
+# Dispatch and combine
+
+
+@right("dispatch_and_combine")
+def added_in_place(x, chosen, weights, experts, n_experts, group=None):
+    n, k = dist.get_world_size(group), chosen.shape[1]
+    send = torch.bincount(chosen.flatten(), minlength=n_experts).view(n, n_experts // n)
+    receive = exchange_counts(send, group)
+    which = torch.arange(n_experts // n).repeat(n).repeat_interleave(receive.flatten())
+    out, back = send.sum(1).tolist(), receive.sum(1).tolist()
+    order = chosen.flatten().argsort()
+    rows = all_to_all(x.repeat_interleave(k, 0)[order], out, back, group)
+    rows = all_to_all(experts(rows, which), back, out, group)
+    rows = rows * weights.flatten()[order].unsqueeze(1)
+    return torch.zeros_like(x).index_add(0, order // k, rows)
+
+
+@right("dispatch_and_combine")
+def by_torchs_exchange_with_gradients(x, chosen, weights, experts, n_experts, group=None):
+    from torch.distributed.nn.functional import all_to_all_single
+
+    n, T, k = dist.get_world_size(group), *chosen.shape
+    send = torch.bincount(chosen.flatten(), minlength=n_experts).view(n, n_experts // n)
+    receive = torch.empty_like(send)
+    dist.all_to_all_single(receive, send, group=group)
+    which = torch.cat([torch.arange(n_experts // n).repeat_interleave(row) for row in receive])
+    out, back = send.sum(1).tolist(), receive.sum(1).tolist()
+    order = torch.sort(chosen.flatten(), stable=True).indices
+    group = group or dist.group.WORLD
+    arrived = all_to_all_single(x.new_empty(sum(back), x.shape[1]), x[order // k], back, out, group=group)
+    results = experts(arrived, which)
+    returned = all_to_all_single(x.new_empty(T * k, x.shape[1]), results, out, back, group=group)
+    own = torch.zeros_like(returned).index_copy(0, order, returned)
+    return torch.einsum("tkd,tk->td", own.view(T, k, x.shape[1]), weights)
+
+
+@right("dispatch_and_combine")
+def expert_by_expert(x, chosen, weights, experts, n_experts, group=None):
+    n, k = dist.get_world_size(group), chosen.shape[1]
+    places = [(chosen == e).nonzero() for e in range(n_experts)]
+    send = torch.tensor([len(place) for place in places]).view(n, -1)
+    receive = exchange_counts(send, group)
+    which = torch.arange(n_experts // n).repeat(n).repeat_interleave(receive.flatten())
+    out, back = send.sum(1).tolist(), receive.sum(1).tolist()
+    token, choice = torch.cat(places).unbind(1)
+    rows = experts(all_to_all(x[token], out, back, group), which)
+    rows = all_to_all(rows, back, out, group)
+    everything = torch.zeros(*chosen.shape, x.shape[1]).index_put((token, choice), rows)
+    return sum((everything[:, j] * weights[:, j, None] for j in range(k)), torch.zeros_like(x))
 
 
 @pytest.mark.parametrize("case", RIGHT.values(), ids=list(RIGHT))

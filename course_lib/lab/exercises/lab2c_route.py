@@ -148,28 +148,56 @@ ROUTE_WITH_CAPACITY = Exercise(
         *(
             mistaken("kept", queued(keep), keep.__name__, sentence)
             for keep, sentence in (
-                (routes.a_queue_for_each_choice, "first choices have a queue and second choices another, each of the "
-                 "whole capacity. An expert has one queue, in which both stand."),
-                (routes.first_choices_first, "all first choices come before any second choice. GShard does so; here "
-                 "tokens come in their order, each with all its choices."),
-                (routes.one_too_many, "each expert takes one token more than its capacity: places are counted from 0, "
-                 "and the first that is too much is `capacity`."),
-                (routes.one_too_few, "each expert takes one token less than its capacity. Places that are counted from "
-                 "1 may reach `capacity`."),
-                (routes.by_score, "each expert keeps the tokens that like it best. It takes those who come first: a "
-                 "later token must not put out an earlier one."),
+                (
+                    routes.a_queue_for_each_choice,
+                    "first choices have a queue and second choices another, each of the "
+                    "whole capacity. An expert has one queue, in which both stand.",
+                ),
+                (
+                    routes.first_choices_first,
+                    "all first choices come before any second choice. GShard does so; here "
+                    "tokens come in their order, each with all its choices.",
+                ),
+                (
+                    routes.one_too_many,
+                    "each expert takes one token more than its capacity: places are counted from 0, "
+                    "and the first that is too much is `capacity`.",
+                ),
+                (
+                    routes.one_too_few,
+                    "each expert takes one token less than its capacity. Places that are counted from "
+                    "1 may reach `capacity`.",
+                ),
+                (
+                    routes.by_score,
+                    "each expert keeps the tokens that like it best. It takes those who come first: a "
+                    "later token must not put out an earlier one.",
+                ),
                 (routes.last_come, "each expert keeps the tokens that come last. It takes those who come first."),
-                (routes.overwriting, "a token that comes when the expert is full takes the last place from the one who "
-                 "had it. It is the newcomer that is dropped."),
+                (
+                    routes.overwriting,
+                    "a token that comes when the expert is full takes the last place from the one who "
+                    "had it. It is the newcomer that is dropped.",
+                ),
                 (routes.the_dropped, "True and False are swapped: those are the choices that are dropped."),
-                (routes.one_room_for_all, "the room is shared by all experts: `capacity` places times E. Each expert "
-                 "has its own."),
-                (routes.first_tokens, "the first `capacity` tokens are kept, whomever they chose. Each expert counts "
-                 "those that chose it."),
-                (routes.everybody, "nobody is dropped, and some experts have more than `capacity` tokens. Count "
-                 "along the tokens, for each expert by itself: `cumsum(0)`."),
-                (routes.whole_tokens, "a token is dropped as a whole where one of its experts is full. It goes on "
-                 "with the others."),
+                (
+                    routes.one_room_for_all,
+                    "the room is shared by all experts: `capacity` places times E. Each expert has its own.",
+                ),
+                (
+                    routes.first_tokens,
+                    "the first `capacity` tokens are kept, whomever they chose. Each expert counts "
+                    "those that chose it.",
+                ),
+                (
+                    routes.everybody,
+                    "nobody is dropped, and some experts have more than `capacity` tokens. Count "
+                    "along the tokens, for each expert by itself: `cumsum(0)`.",
+                ),
+                (
+                    routes.whole_tokens,
+                    "a token is dropped as a whole where one of its experts is full. It goes on with the others.",
+                ),
             )
         ),
         mistaken(
