@@ -91,7 +91,7 @@ function render({ model, el }) {
     board.className = "pb-board";
     const track = make("div", { class: "pb-track" });
     board.replaceChildren(make("div", {}, ...labels), track,
-      make("div", {}, ...next, make("div", { class: "pb-label pb-hint" }, "can run now")));
+      make("div", {}, ...next, make("div", { class: "pb-label pb-hint" }, s.full ? "" : "can run now")));
     track.append(drawing(s, high, track.clientWidth || 560));
   }
 

@@ -30,18 +30,21 @@ def pipeline_builder(
     placement: str | Sequence[int] = "loop",
     costs: Costs | None = None,
     cap: int | None = None,
+    level: int = 1,
 ) -> Builder:
-    """The game. Without arguments it opens at the first level; with ranks and micro-batches, at a level of your own.
+    """The game. With ranks and micro-batches it opens at a level of your own, else at one of LEVELS, counted from 1.
 
     placement: "loop" (one stage per rank), "loop 2" (two, n_ranks apart), "V", or a list: the rank of each stage.
     cap: the most activations a rank may hold. Raises ScheduleError for what cannot be played: see own_level.
     """
+    if not 1 <= level <= len(LEVELS):
+        raise ScheduleError(f"there is no level {level}: take 1 to {len(LEVELS)}")
     if (n_ranks is None) != (n_micro_batches is None):
         raise ScheduleError("a level of your own needs ranks and micro-batches, as in pipeline_builder(3, 4)")
     if n_ranks is None:
         if (placement, costs, cap) != ("loop", None, None):
             raise ScheduleError("say for how many ranks and micro-batches, as in pipeline_builder(3, 4, placement='V')")
-        return Builder(LEVELS)
+        return Builder(LEVELS, level - 1)
     return Builder((own_level(n_ranks, n_micro_batches, placement, costs, cap), *LEVELS))
 
 
@@ -65,10 +68,10 @@ class Builder:
     schedule: the learner's, once it is finished. run(): that schedule on real ranks, as a picture.
     """
 
-    def __init__(self, levels: Sequence[Level]) -> None:
+    def __init__(self, levels: Sequence[Level], at: int = 0) -> None:
         self.games = [Game(level) for level in levels]  # each keeps its board while another one is played
         titles = [level.title for level in levels]
-        self.view = View(levels=titles, rules=list(RULES), state=status(self.games[0], Answer()))
+        self.view = View(levels=titles, level=at, rules=list(RULES), state=status(self.games[at], Answer()))
         self.view.on_msg(lambda _view, content, _buffers: self.command(content))
 
     @property

@@ -13,6 +13,7 @@ from course_lib.parallel.pipeline.generators import one_f_one_b
 from course_lib.parallel.pipeline.schedule import ScheduleError
 from course_lib.parallel.pipeline.simulate import Costs, simulate
 from course_lib.spmd import SpmdError
+from course_lib.spmd.report import Cause
 
 
 @pytest.fixture
@@ -83,7 +84,7 @@ def test_only_a_finished_schedule_is_run(builder, monkeypatch):
 
 def test_ranks_that_stop_are_told(builder, monkeypatch):
     def stop(schedule, costs):
-        raise SpmdError("rank 1 died", [])
+        raise SpmdError(Cause("died", (1,), "rank 1 died"), [])
 
     monkeypatch.setattr(paced_run, "run", stop)
     builder.command({"do": "finish", "rule": "backward first"})
@@ -114,6 +115,13 @@ def test_the_view_comes_from_here_alone(builder):
     for source in (builder.view._esm, builder.view._css):
         assert len(str(source)) > 1000
         assert "import " not in str(source) and "://" not in str(source).replace("http://www.w3.org/2000/svg", "")
+
+
+def test_it_opens_at_a_level():
+    assert pipeline_builder().game.level == LEVELS[0]
+    assert pipeline_builder(level=2).game.level == LEVELS[1]
+    with pytest.raises(ScheduleError, match=f"no level 9: take 1 to {len(LEVELS)}"):
+        pipeline_builder(level=9)
 
 
 def test_half_a_level_is_refused():
