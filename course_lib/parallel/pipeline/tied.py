@@ -39,7 +39,7 @@ class TiedWeight:
     @torch.no_grad()
     def add_gradients(self) -> None:
         """Give both copies the sum of their gradients. Once per step, after backward, before the norm and the step."""
-        if self.weight is None:
+        if self.weight is None or not self.weight.requires_grad:
             return
         if self.weight.grad is None:
             self.weight.grad = torch.zeros_like(self.weight)

@@ -28,6 +28,7 @@ from course_lib.parallel.pipeline.actions import Action, Kind
 from course_lib.parallel.pipeline.generators import gpipe, interleaved, one_f_one_b, zb_h1, zbv
 from course_lib.parallel.pipeline.runtime import Pipeline
 from course_lib.parallel.pipeline.schedule import Schedule, v_shape
+from course_lib.parallel.pipeline.tied import TiedWeight
 from course_lib.training.recompute import recompute
 
 
@@ -205,6 +206,34 @@ def with_data_parallel_replicas():
         assert_equal(p.grad, seen[0][1][name], name)
 
 
+def a_tied_weight_without_a_gradient_or_frozen():
+    n, rank = dist.get_world_size(), dist.get_rank()
+    schedule = one_f_one_b(n, 1)
+    stages = stages_of(config(tied=True), schedule, rank)
+    tied = TiedWeight(stages, schedule)
+    assert (tied.copy is not None) == (rank == n - 1)
+    if rank == 0:
+        tied.weight.grad = torch.ones_like(tied.weight)
+    tied.add_gradients()
+    if tied.weight is not None:
+        assert torch.equal(tied.weight.grad, torch.ones_like(tied.weight))
+        tied.weight.grad = None
+        tied.weight.requires_grad_(False)
+    tied.add_gradients()
+    assert tied.weight is None or tied.weight.grad is None
+
+
+def no_graph_in_evaluation():
+    rank, n = dist.get_rank(), dist.get_world_size()
+    stages, batches = stages_of(config(), gpipe(n, 2), rank), micro_batches(2)
+
+    def share(logits, batch):
+        assert not logits.requires_grad
+        return logits.sum()
+
+    Pipeline(stages, gpipe(n, 2)).evaluate(batches, tokens_of, share)
+
+
 def a_hand_over_in_the_middle():
     """V placement by hand, one micro-batch: the middle stages meet on one rank, and so do the first and the last."""
     n = dist.get_world_size()
@@ -230,6 +259,8 @@ ALL = [
     an_output_is_freed_when_it_has_been_used,
     messages_are_let_go,
     loss_scale,
+    a_tied_weight_without_a_gradient_or_frozen,
+    no_graph_in_evaluation,
     a_hand_over_in_the_middle,
 ]
 
