@@ -136,6 +136,8 @@ def _judge_values(
         facts = facts | {"messages": None}
     changed = [[] if exercise.may_change else s.changed for s in seen]
     facts |= {"collectives": [s.collectives for s in seen] if exercise.by_collectives else None}
+    # Where nothing need travel, that nobody called a collective explains nothing.
+    silent = exercise.least_bytes is not None and not any(exercise.least_bytes(n, r, inputs[r]) for r in range(n))
     evidence = collect(
         n,
         [s.value for s in seen],
@@ -146,7 +148,7 @@ def _judge_values(
         size=case.size and case.size(n),
         on_ranks=exercise.on_ranks,
         changed=changed,
-        **facts,
+        **(facts | {"collectives": None} if silent else facts),
     )
     if evidence is not None:
         own = (*exercise.causes, *exercise.signatures)

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch.autograd import Function
 
-from course_lib.collectives.autograd import copy_to, reduce_from
+from course_lib.collectives.autograd import all_gather, copy_to, reduce_from, reduce_scatter
 from course_lib.lab import exercise, trial
 from course_lib.lab.checking import PASSED, examine
 from course_lib.parallel.tensor.simple import CopyTo, ReduceFrom
@@ -181,6 +181,43 @@ def two_sums_at_once(logits, labels, group=None):
     return (total.log() - target) * (labels >= 0)
 
 
+# Sequence parallel
+
+
+@right("sequence_parallel_mlp")
+def norm_summed_by_a_hook(x, norm_weight, up, down, group=None):
+    def summed(grad):
+        total = grad.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    weight = norm_weight.view_as(norm_weight)
+    weight.register_hook(summed)
+    scale = (x.square().mean(-1, keepdim=True) + torch.finfo(x.dtype).eps).rsqrt()
+    hidden = torch.nn.functional.gelu(all_gather(x * scale * weight, group=group) @ up.T)
+    return reduce_scatter(hidden @ down.T, group=group)
+
+
+class Gather(Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        parts = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(parts, x.contiguous(), group=group)
+        return torch.cat(parts)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return reduce_scatter(grad, 0, ctx.group), None
+
+
+@right("sequence_parallel_mlp")
+def by_its_own_function(x, norm_weight, up, down, group=None):
+    norm_weight = CopyTo.apply(norm_weight, group)
+    x = Gather.apply(torch.nn.functional.rms_norm(x, x.shape[-1:], norm_weight), group)
+    return reduce_scatter(torch.nn.functional.gelu(x @ up.T) @ down.T, 0, group)
+
+
 # Bytes
 
 
@@ -197,6 +234,40 @@ def by_the_cost_of_collectives(tokens, dim, n, itemsize=4, sequence_parallel=Fal
     if sequence_parallel:
         return [2 * (gather + reduce_scatter), 2 * (gather + reduce_scatter + gather)]
     return [2 * (gather + reduce_scatter)] * 2
+
+
+# Chance
+
+
+@right("initial_shard")
+def split_by_sizes(shape, dim, std, seed, group=None):
+    generator = torch.Generator()
+    generator.manual_seed(seed)
+    whole = torch.normal(torch.zeros(tuple(shape)), std, generator=generator)
+    size = shape[dim] // dist.get_world_size(group)
+    return whole.narrow(dim, dist.get_rank(group) * size, size).contiguous().clone()
+
+
+@right("initial_shard")
+def with_numbers_of_its_own(shape, dim, std, seed, group=None):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        whole = torch.empty(shape).normal_(0, std)
+    return torch.tensor(whole.tensor_split(dist.get_world_size(group), dim)[dist.get_rank(group)].tolist())
+
+
+@right("region_dropout")
+def by_torchs_dropout(x, p, seed, sharded, group=None):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed * 1000 + (dist.get_rank(group) + 1) * sharded)
+        return torch.nn.functional.dropout(x, p)
+
+
+@right("region_dropout")
+def by_numbers_drawn_from_the_seed(x, p, seed, sharded, group=None):
+    seeds = torch.randint(2**40, (dist.get_world_size(group) + 1,), generator=torch.Generator().manual_seed(seed))
+    generator = torch.Generator().manual_seed(int(seeds[1 + dist.get_rank(group) if sharded else 0]))
+    return x * torch.bernoulli(torch.full_like(x, 1 - p), generator=generator) / (1 - p)
 
 
 @pytest.mark.parametrize("case", RIGHT.values(), ids=list(RIGHT))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from course_lib.lab.exercises.lab2a_bytes import LAYER_BYTES
+from course_lib.lab.exercises.lab2a_chance import INITIAL_SHARD, REGION_DROPOUT
 from course_lib.lab.exercises.lab2a_heads import QKV_ROWS
 from course_lib.lab.exercises.lab2a_losses import VOCAB_PARALLEL_LOSSES
 from course_lib.lab.exercises.lab2a_mlp import COLUMN_THEN_ROW
@@ -19,4 +20,6 @@ EXERCISES = [
     VOCAB_PARALLEL_LOSSES,
     SEQUENCE_PARALLEL_MLP,
     LAYER_BYTES,
+    INITIAL_SHARD,
+    REGION_DROPOUT,
 ]
