@@ -79,7 +79,7 @@ function render({ model, el }) {
     level.selectedIndex = model.get("level");
     head.replaceChildren(
       make("div", { class: "pb-bar" }, level, make("span", { class: "pb-task" }, s.task)),
-      make("div", { class: "pb-label" }, s.conditions, ". Written 1B0: stage 1, B, micro-batch 0."));
+      make("div", { class: "pb-label" }, s.conditions));
   }
 
   function drawBoard(s) {
@@ -184,10 +184,10 @@ function render({ model, el }) {
           class: `pb-move pb-is-${state} ${look({ kind, further: stage !== row.stages[0] })}`, tabindex: stage === row.stages[0] && kind === "F" && !mb ? 0 : -1,
           title: words, "aria-label": `${name}: ${words}`, "data-key": `move ${row.rank} ${name}` }));
       });
-      table.append(make("tr", {}, make("th", {}, KINDS[kind]), ...cells));
+      table.append(make("tr", {}, make("th", {}, row.stages.length > 1 ? `${stage}: ${KINDS[kind]}` : KINDS[kind]), ...cells));
     }
     moves.replaceChildren(make("div", { class: "pb-bar" }, make("b", {}, "Any move of rank"), ...tabs,
-      make("span", { class: "pb-label" }, "pale: not now. Press it to ask why")), make("div", { class: "pb-scroll" }, table));
+      make("span", { class: "pb-label" }, "1B0: stage 1, B, micro-batch 0. Dashed: not now; press to ask why")), make("div", { class: "pb-scroll" }, table));
   }
 
   function drawRun() {

@@ -45,7 +45,7 @@ class Game:
             before = list(self.board.moves)
             self.board.play(rank, action)
         except ValueError as error:
-            return Answer(_sentence(error), "no")
+            return Answer(sentence(error), "no")
         self._past.append(before)
         return self._remark(rank, action)
 
@@ -90,7 +90,7 @@ class Game:
         try:
             finish(self.board, self.level.costs, RULES[rule])
         except ScheduleError as error:
-            answer = Answer(_sentence(error), "no")
+            answer = Answer(sentence(error), "no")
         else:
             answer = Answer(self.verdict(), "good")
         if self.board.moves != before:
@@ -113,7 +113,7 @@ class Game:
                 )
             board = Board.of(schedule, level.n_micro_batches, level.cap)
         except ScheduleError as error:
-            return Answer(_sentence(error), "no")
+            return Answer(sentence(error), "no")
         self._past.append(list(self.board.moves))
         self.board = board
         return Answer(self.verdict(), "good" if board.full else "")
@@ -186,7 +186,7 @@ class Game:
         if dead := self.dead_end():
             return Answer(dead, "no")
         gap = next((gap for gap in self.simulation().gaps if gap.before == action), None)
-        return Answer(_sentence(gap.reason), "gap") if gap else Answer()
+        return Answer(sentence(gap.reason), "gap") if gap else Answer()
 
     def _put(self, moves: list[tuple[int, Action]]) -> None:
         self.board = self.level.board()
@@ -199,7 +199,7 @@ def _simulate(schedule, costs):
     return simulate(schedule, costs)
 
 
-def _sentence(words: object) -> str:
+def sentence(words: object) -> str:
     """With a capital and a full stop."""
     said = str(words)
     return said[:1].upper() + said[1:] + ("" if said.endswith(".") else ".")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from course_lib.lab.widgets.pipeline_game import NEAR, Answer, Game
+from course_lib.lab.widgets.pipeline_game import NEAR, Answer, Game, sentence
 from course_lib.parallel.pipeline.actions import Action, Kind
 from course_lib.parallel.pipeline.validate import held
 
@@ -69,7 +69,7 @@ def _row(game: Game, rank: int) -> dict[str, Any]:
         "stages": stages,
         "blocks": [block(a, found.start[a], critical=a in critical) for a in board.orders[rank]],
         "gaps": [
-            {"start": gap.start, "end": gap.end, "reason": gap.reason}
+            {"start": gap.start, "end": gap.end, "reason": sentence(gap.reason)}
             for gap in gaps
             if gap.before or board.full  # what comes at the end of an unfinished row is not known yet
         ],
