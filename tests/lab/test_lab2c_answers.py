@@ -116,6 +116,41 @@ def expert_by_expert(x, chosen, weights, experts, n_experts, group=None):
     return sum((everything[:, j] * weights[:, j, None] for j in range(k)), torch.zeros_like(x))
 
 
+# The balance loss
+
+
+@right("balance_loss")
+def whole_on_each_rank(probabilities, chosen, group=None):
+    from torch.distributed.nn.functional import all_reduce
+
+    everywhere = group or dist.group.WORLD
+    sizes = torch.cat([F.one_hot(chosen, probabilities.shape[1]).sum((0, 1)), torch.tensor([len(chosen)])])
+    dist.all_reduce(sizes, group=group)
+    P = all_reduce(probabilities.sum(0), group=everywhere) / sizes[-1].clamp(min=1)
+    return probabilities.shape[1] * (sizes[:-1] / sizes[:-1].sum().clamp(min=1)) @ P
+
+
+@right("balance_loss")
+def token_by_token_weighed(probabilities, chosen, group=None):
+    (T, E), n = probabilities.shape, dist.get_world_size(group)
+    mine = torch.stack([(chosen == e).sum() for e in range(E)])
+    counts = [torch.empty_like(mine) for _ in range(n)]
+    dist.all_gather(counts, mine, group=group)
+    total = torch.stack(counts).sum(0)
+    tokens = max(int(total.sum()) // chosen.shape[1], 1)
+    pull = total.float() / (tokens * chosen.shape[1])
+    return (probabilities @ pull).sum() * (n * E / tokens)
+
+
+@right("balance_loss")
+def in_float64(probabilities, chosen, group=None):
+    n, E = dist.get_world_size(group), probabilities.shape[-1]
+    f = torch.zeros(E, dtype=torch.float64).index_add(0, chosen.flatten(), torch.ones(chosen.numel()).double())
+    dist.all_reduce(f, group=group)
+    choices = max(f.sum().item(), 1.0)
+    return n * E * chosen.shape[1] * torch.dot(f / choices, probabilities.double().sum(0) / choices)
+
+
 @pytest.mark.parametrize("case", RIGHT.values(), ids=list(RIGHT))
 def test_a_right_answer_written_otherwise_passes(case):
     name, answer = case
