@@ -34,6 +34,7 @@ KINDS = {
     "drops by position": MoEConfig(6, 3, 10, capacity_factor=0.5),
     "drops by probability": MoEConfig(6, 3, 10, capacity_factor=0.75, drop="probability"),
     "as it comes": MoEConfig(6, 3, 10, renormalize=False),
+    "groups worth two": MoEConfig(6, 4, 10, groups=3, top_groups=2),
     "all of them": MoEConfig(4, 4, 10),
 }  # fmt: skip
 
