@@ -60,6 +60,8 @@ class Pipeline:
     ) -> None:
         rank, n = rank_and_size(group)
         check(schedule)
+        if schedule.lowered:
+            raise ValueError("the schedule has sends and receives in it, which a pipeline makes itself: leave them out")
         if schedule.n_ranks != n:
             raise ValueError(f"the schedule is for {schedule.n_ranks} ranks, the group has {n}: make one for {n}")
         here = [stage for stage, at in enumerate(schedule.placement) if at == rank]

@@ -8,6 +8,7 @@ from torch import nn
 from course_lib import spmd
 from course_lib.parallel.pipeline.actions import Action
 from course_lib.parallel.pipeline.generators import gpipe, one_f_one_b
+from course_lib.parallel.pipeline.passes import lower
 from course_lib.parallel.pipeline.runtime import Pipeline
 from course_lib.parallel.pipeline.schedule import Schedule, ScheduleError
 from course_lib.parallel.pipeline.stage import GPTStage, balance
@@ -32,6 +33,8 @@ def refusals():
     broken = gpipe(2, 2)
     broken = type(broken)((broken.orders[0][1:], broken.orders[1]), broken.placement)
     assert "0F0" in error_of(ScheduleError, Pipeline, {rank: stage}, broken)
+    said = error_of(ValueError, Pipeline, {rank: stage}, lower(gpipe(2, 2)))
+    assert said.startswith("the schedule has sends and receives in it")
     pipeline = Pipeline({rank: stage}, gpipe(2, 2))
     said = error_of(ValueError, pipeline.step, [torch.ones(1, 2)] * 3, **SUM)
     assert said == "the schedule is for 2 micro-batches, not 3: make one for those"
