@@ -18,7 +18,6 @@ from course_lib.lab.signatures.words import signature
 from course_lib.parallel.tensor import simple
 
 GIVEN_GRADIENT = "gradient it was given"
-VALUES = "backward returns a gradient for each argument of forward: x's, and None for the group."
 
 
 def pair_of(shape: tuple[int, ...], x_alike: bool, label: str, transposed: bool = False) -> Case:
@@ -150,14 +149,13 @@ COPY_TO = Exercise(
         "`ctx.group = group` and `return x.view_as(x)` in forward; in backward `total = grad.clone()`, then "
         "`dist.all_reduce(total, group=ctx.group)`, then `return total, None`.",
     ],
-    advice={"raises": VALUES},
     wrong=[
         Wrong(copy_to.NotReduced, "its gradient is the sum of what they found"),
         Wrong(copy_to.ForwardReducedToo, "forward reduces, and x is the same on all ranks already"),
         Wrong(copy_to.TheOtherOne, "that is g: forward reduces"),
         Wrong(copy_to.Averaged, "a sum, not a mean"),
         Wrong(copy_to.InPlace, "was written into the gradient that backward was given"),
-        Wrong(copy_to.OneValue, "returns a gradient for each argument of forward"),
+        Wrong(copy_to.OneValue, "returned an incorrect number of gradients"),
         Wrong(copy_to.KeepsWhatIsReturned, "backward returns None for x"),
         Wrong(copy_to.NeverWaiting, "is never waited for"),
         Wrong(copy_to.GroupNotKept, "has no attribute 'group'"),
@@ -216,10 +214,7 @@ REDUCE_FROM = Exercise(
         "In forward `total = x.clone()`, then `dist.all_reduce(total, group=group)`, then `return total`; in backward "
         "`return grad, None`.",
     ],
-    advice={
-        "raises": VALUES,
-        "nothing_returned": "`dist.all_reduce` returns None: the sum is in the tensor that it got.",
-    },
+    advice={"nothing_returned": "`dist.all_reduce` returns None: the sum is in the tensor that it got."},
     wrong=[
         Wrong(reduce_from.NotReduced, "What comes out is the sum over the ranks"),
         Wrong(reduce_from.BackwardReducedToo, "backward reduces too"),
