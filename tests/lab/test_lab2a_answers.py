@@ -277,3 +277,11 @@ def test_a_right_answer_written_otherwise_passes(case):
     few = (2, 3) if one.on_ranks else (1,)
     verdict = examine(replace(one, worlds=few, timing=None), answer)
     assert verdict.state == PASSED, verdict.message
+
+
+def test_what_is_said_where_nothing_need_travel():
+    """No word of collectives that nobody called; and the closing word of a right answer."""
+    one = replace(exercise.find("initial_shard"), worlds=(2,))
+    wrong = next(wrong.answer for wrong in one.wrong if wrong.answer.__name__ == "first_part")
+    assert "collective" not in examine(one, wrong).message.text
+    assert examine(one, one.reference).message.text == f"Passed on 2 ranks. {one.closing}"

@@ -264,8 +264,8 @@ REGION_DROPOUT = Exercise(
         "                   rank 0        rank 1\n"
         "    replicated     seed          seed             alike\n"
         "    sharded        seed + a      seed + a + 1     all three differ",
-        "`stream = seed + (2718 + rank if sharded else 0)`; `generator = torch.Generator().manual_seed(stream)`, on the "
-        "device of x; drop where `torch.rand(x.shape, generator=generator, device=x.device) < p`; divide by `1 - p`.",
+        "`stream = seed + (2718 + rank if sharded else 0)`; a `torch.Generator(x.device).manual_seed(stream)`; drop "
+        "where `torch.rand(x.shape, generator=generator, device=x.device) < p`; divide by `1 - p`.",
     ],
     wrong=[
         Wrong(masks.same_everywhere, "the mask of the whole repeats"),
