@@ -34,7 +34,6 @@ KINDS = {
     "drops by position": MoEConfig(6, 3, 10, capacity_factor=0.5),
     "drops by probability": MoEConfig(6, 3, 10, capacity_factor=0.75, drop="probability"),
     "as it comes": MoEConfig(6, 3, 10, renormalize=False),
-    "groups worth two": MoEConfig(6, 4, 10, groups=3, top_groups=2),
     "all of them": MoEConfig(4, 4, 10),
 }  # fmt: skip
 
@@ -224,6 +223,13 @@ def test_groups_bound_how_many_groups_a_token_sees():
     for token in (chosen // 3).view(-1, 4).tolist():
         assert len(set(token)) <= 2
     assert len((chosen // 3).unique()) == 4
+
+
+def test_a_group_is_worth_the_sum_of_its_best():
+    """Two experts of three may count: 0.5 and 0 are less than 0.3 and 0.3, the third is not looked at."""
+    preferred = torch.tensor([[[0.5, 0.0, 0.0, 0.3, 0.3, 0.0, 0.25, 0.24, 0.24]]])
+    chosen = best_experts(preferred, MoEConfig(9, 2, 1, groups=3, top_groups=1))
+    assert sorted(chosen.flatten().tolist()) == [3, 4]
 
 
 def test_in_turns_is_even():
