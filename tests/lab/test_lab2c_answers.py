@@ -132,7 +132,7 @@ def whole_on_each_rank(probabilities, chosen, group=None):
 
 @right("balance_loss")
 def token_by_token_weighed(probabilities, chosen, group=None):
-    (T, E), n = probabilities.shape, dist.get_world_size(group)
+    E, n = probabilities.shape[1], dist.get_world_size(group)
     mine = torch.stack([(chosen == e).sum() for e in range(E)])
     counts = [torch.empty_like(mine) for _ in range(n)]
     dist.all_gather(counts, mine, group=group)
@@ -149,6 +149,69 @@ def in_float64(probabilities, chosen, group=None):
     dist.all_reduce(f, group=group)
     choices = max(f.sum().item(), 1.0)
     return n * E * chosen.shape[1] * torch.dot(f / choices, probabilities.double().sum(0) / choices)
+
+
+# The bytes of an exchange
+
+
+@right("exchange_bytes")
+def by_a_fraction(tokens, dim, top_k, n, itemsize=4):
+    forward = 2 * tokens * top_k * dim * itemsize * (n - 1) / n
+    return [forward, forward]
+
+
+@right("exchange_bytes")
+def counted_row_by_row(tokens, dim, top_k, n, itemsize=4):
+    total = 0
+    for row in range(tokens * top_k):
+        if row % n != 0:  # this rank is rank 0
+            total += 4 * dim * itemsize
+    return total // 2, total // 2
+
+
+# A bias
+
+
+@right("route_with_bias")
+def in_order_of_scores(scores, bias, k):
+    allowed = torch.zeros_like(scores, dtype=torch.bool)
+    allowed.scatter_(1, (scores + bias).topk(k).indices, True)
+    weights, chosen = scores.masked_fill(~allowed, -1.0).sort(dim=-1, descending=True)
+    return [chosen[:, :k], weights[:, :k] / weights[:, :k].sum(-1, keepdim=True)]
+
+
+@right("route_with_bias")
+def bias_taken_off_again(scores, bias, k):
+    best, chosen = torch.topk(scores + bias, k)
+    return chosen, F.normalize(best - bias[chosen], p=1, dim=-1)
+
+
+@right("update_bias")
+def by_comparing(bias, counts, rate, group=None):
+    load = counts.double()
+    dist.all_reduce(load, group=group)
+    mean = load.sum() / len(load)
+    bias.add_(rate * ((load < mean).float() - (load > mean).float()))
+
+
+@right("update_bias")
+def expert_by_expert_of_gathered(bias, counts, rate, group=None):
+    gathered = [None] * dist.get_world_size(group)
+    dist.all_gather_object(gathered, counts.tolist(), group=group)
+    load = [sum(column) for column in zip(*gathered, strict=True)]
+    for e, count in enumerate(load):
+        if count * len(load) < sum(load):
+            bias[e] += rate
+        elif count * len(load) > sum(load):
+            bias[e] -= rate
+
+
+@right("update_bias")
+def of_whole_numbers(bias, counts, rate, group=None):
+    total = counts + 0
+    dist.all_reduce(total, group=group)
+    bias.copy_(bias + rate * torch.sign(total.sum() - len(total) * total))
+    return bias
 
 
 @pytest.mark.parametrize("case", RIGHT.values(), ids=list(RIGHT))

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from course_lib.lab.evidence import Evidence, same
 from course_lib.lab.exercise import COLLECTIVES, Case, Exercise, Wrong
+from course_lib.lab.exercises.lab2c_wanted import returns
 from course_lib.lab.exercises.wrong import balance_loss as balances
 from course_lib.lab.signatures import looks_like
 from course_lib.lab.signatures.words import Signature, signature
@@ -174,6 +175,7 @@ BALANCE_LOSS = Exercise(
     may_use=COLLECTIVES,
     takes_group=True,
     signatures=[
+        returns("a scalar, a tensor of shape ()"),
         without_a_graph,
         gradient(
             lambda x: EXPERTS * x.own_f / max(x.T, 1),
@@ -273,6 +275,7 @@ BALANCE_LOSS = Exercise(
         Wrong(balances.without_clamp, "0 choices are divided by 0"),
         Wrong(balances.whole_loss_n_times, "Only the counts need travel"),
         Wrong(balances.less_one, "Something without a gradient is added"),
+        Wrong(balances.as_a_number, "Wanted: a scalar, a tensor"),
         Wrong(balances.without_group, "ight on the whole world, wrong in a group"),
     ],
     closing="Of all this, E whole numbers travel. The gradient on a probability is f_e times a constant: it pushes "

@@ -20,6 +20,7 @@ from course_lib.lab.exercises.lab2c_dispatch_run import (
     tokens,
     walked,
 )
+from course_lib.lab.exercises.lab2c_wanted import returns
 from course_lib.lab.exercises.wrong import dispatch_and_combine as walks
 from course_lib.lab.signatures import looks_like
 from course_lib.lab.signatures.words import Signature, signature
@@ -112,6 +113,7 @@ DISPATCH_AND_COMBINE = Exercise(
     takes_group=True,
     least_bytes=least_bytes,
     signatures=[
+        returns("y, a tensor (T, D)"),
         way(
             "expert_order",
             "the rows that come back stand in the order in which they went out, by expert, and were taken for those "
@@ -240,6 +242,7 @@ DISPATCH_AND_COMBINE = Exercise(
         Wrong(walks.sent_without_a_graph, "nor does a `.detach()`"),
         Wrong(walks.weights_cut_off, "backward never reaches `weights`"),
         Wrong(walks.everything_to_everybody, "A row need go to its own expert alone"),
+        Wrong(walks.without_return, "Wanted: y, a tensor (T, D)"),
         Wrong(walks.without_group, "ight on the whole world, wrong in a group"),
     ],
     closing="A token's row leaves k times and comes back k times, those for the rank's own experts apart; backward "

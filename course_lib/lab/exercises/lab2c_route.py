@@ -8,6 +8,7 @@ from course_lib.lab.evidence import Evidence, close, same
 from course_lib.lab.exercise import Exercise, Wrong, generator
 from course_lib.lab.exercises.lab2a_graded import gradient, no_gradient
 from course_lib.lab.exercises.lab2c_route_run import mistaken, queued, routed, sent_elsewhere, tokens, weighed
+from course_lib.lab.exercises.lab2c_wanted import returns
 from course_lib.lab.exercises.wrong import route_with_capacity as routes
 from course_lib.lab.signatures.words import signature
 from course_lib.parallel.expert import simple
@@ -91,6 +92,7 @@ ROUTE_WITH_CAPACITY = Exercise(
     ],
     call=routed,
     signatures=[
+        returns("three tensors, chosen, weights and kept"),
         sorted_by_number,
         in_16_bits,
         mistaken(
@@ -254,6 +256,7 @@ ROUTE_WITH_CAPACITY = Exercise(
         Wrong(routes.weights_cut_off, "backward never reaches `scores`"),
         Wrong(routes.weights_by_a_constant_sum, "has no gradient. It moves with the"),
         Wrong(routes.kept_as_numbers, "it should stay bool"),
+        Wrong(routes.two_of_three, "returned 2 values. Wanted: three tensors"),
         Wrong(routes.row_by_row, "A rank may have no tokens"),
     ],
     closing=dropped_of(),

@@ -124,3 +124,8 @@ def less_one(p: Tensor, chosen: Tensor, group: Group = None) -> Tensor:
 def without_group(p: Tensor, chosen: Tensor, group: Group = None) -> Tensor:
     _, f, P, _ = parts(p, chosen, None)
     return p.shape[1] * (f * P).sum()
+
+
+def as_a_number(p: Tensor, chosen: Tensor, group: Group = None) -> float:
+    _, f, P, _ = parts(p, chosen, group)
+    return p.shape[1] * (f * P).sum().item()

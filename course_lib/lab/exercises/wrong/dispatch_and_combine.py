@@ -209,3 +209,8 @@ def choices_of_all(chosen: Tensor, T: int, sizes: list[int], group: Group) -> Te
 def without_group(x, chosen, weights, experts, n_experts, group=None):
     g = given(x, chosen, n_experts, None)
     return add(there_and_back(x[g.order // g.k], g, experts, None)[g.order.argsort()], weights)
+
+
+def without_return(x, chosen, weights, experts, n_experts, group=None):
+    g = given(x, chosen, n_experts, group)
+    add(there_and_back(x[g.order // g.k], g, experts, group)[g.order.argsort()], weights)

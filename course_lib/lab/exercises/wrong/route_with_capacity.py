@@ -240,3 +240,7 @@ def row_by_row(scores: Tensor, k: int, capacity: int) -> Routes:
         for e in row:
             room[e] -= 1
     return chosen, weights, torch.tensor(kept, dtype=torch.bool)
+
+
+def two_of_three(scores: Tensor, k: int, capacity: int) -> tuple[Tensor, Tensor]:
+    return right_choice(scores, k, capacity)[:2]
