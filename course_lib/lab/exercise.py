@@ -90,6 +90,13 @@ class Timing:
     no_gain: str = ""
 
 
+class Astray(Exception):
+    """An exercise's `call` sees a mistake as it happens, and ends the run, which might hang otherwise.
+
+    The text goes on from "rank 1 ..." and ends without a full stop.
+    """
+
+
 def call_it(answer: Callable, *args: Any, **group: Any) -> Any:
     """The ordinary way to try an answer: call it."""
     return answer(*args, **group)
@@ -102,7 +109,7 @@ class Task:
     name: the function (or class) the learner writes. reference: the library's version.
     cases: tried in order, the simplest first. worlds: the numbers of ranks they are tried on.
     call(answer, *args): runs on each rank, returns what is compared. For a class or a hook: build it, take a step,
-        return gradients.
+        return gradients. It may raise Astray.
     may_change: the answer may change its arguments in place.
     may_call: functions of course_lib.collectives that it may call, by name.
     takes_group: the answer has a parameter `group`, and is tried in a group that is not the world, too; `call` hands

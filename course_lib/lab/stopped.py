@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from course_lib import spmd
 from course_lib.lab import attempt, meetings, show
 from course_lib.lab.attempt import source_line
+from course_lib.lab.exercise import Astray
 from course_lib.lab.meetings import Pair
 from course_lib.lab.mismatch import RULE, explain_mismatch
 from course_lib.lab.tape import Message, Outside
@@ -105,6 +106,11 @@ def _why(waiting: list[State], done: list[State], tapes: list[list[Message]]) ->
         return "all_send", "All send first and nobody receives. Let some of them receive first, or post both and wait."
     if not done and doing == {"recv"} and not together:
         return "all_receive", "All receive first and nobody sends. Some rank must send first."
+    if both := _both_send(waiting, tapes):
+        return "both_send", (
+            f"Ranks {both[0]} and {both[1]} each wait in a send to the other, and neither has come to its receive: "
+            "both send first. Start the send, receive, and wait for it afterwards."
+        )
     if not done and doing == {"recv"} and pair and _on_their_way(tapes, waiting):
         return "asks_the_wrong_rank", (
             f"Rank {pair.source} has sent rank {pair.target} a message, but rank {pair.target} waits for one "
@@ -114,6 +120,16 @@ def _why(waiting: list[State], done: list[State], tapes: list[list[Message]]) ->
     if done:
         return "unequal_steps", count
     return "out_of_step", count
+
+
+def _both_send(waiting: list[State], tapes: list[list[Message]]) -> tuple[int, int] | None:
+    """Two ranks that wait in a send to each other, and have not asked for the other's message."""
+    senders = {s.rank: s.peer for s in waiting if s.doing == "send"}
+    asked = {(rank, m.peer) for rank, tape in enumerate(tapes) for m in tape if m.kind == "recv" and m.ended is None}
+    for rank, peer in sorted(senders.items()):
+        if peer is not None and senders.get(peer) == rank and not {(rank, peer), (peer, rank)} & asked:
+            return rank, peer
+    return None
 
 
 def _on_their_way(tapes: list[list[Message]], waiting: list[State]) -> bool:
@@ -138,7 +154,11 @@ def _told(s: State, quote: bool) -> str:
 
 
 def _quoted(s: State) -> str:
-    return f"line {s.line}" + (f": `{s.text}`" if s.text else "")
+    return _line_quoted(s.line, s.text)
+
+
+def _line_quoted(line: int | None, text: str) -> str:
+    return f"line {line}" + (f": `{text}`" if text else "")
 
 
 def _state(report: spmd.RankReport, answer: Callable, done: bool) -> State:
@@ -178,6 +198,9 @@ def _raised(report: spmd.RankReport, answer: Callable, who: str) -> tuple[str, s
             "leftover_raise",
             f"your code runs into the stub's `raise NotImplementedError` (line {line}). Delete that line.",
         )
+    if isinstance(report.error, Astray):
+        place = f" ({_line_quoted(line, quoted)})" if line else ""
+        return "astray", f"{who}{place} {report.error}"
     if isinstance(report.error, Outside):
         return "leaves_the_group", f"{who} has {report.error}{at}"
     if re.search(r"'NoneType' object has no attribute '(wait|get_future)'", raised):

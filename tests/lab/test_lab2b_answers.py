@@ -6,10 +6,12 @@ from dataclasses import replace
 from fractions import Fraction
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from course_lib.lab import exercise, trial
 from course_lib.lab.checking import PASSED, examine
-from course_lib.parallel.pipeline import simple
+from course_lib.parallel.pipeline import simple, simple_stage
 from course_lib.parallel.pipeline.actions import Kind
 
 RIGHT = {}
@@ -108,6 +110,112 @@ def guessed_and_mended(n_ranks, share):
     while simple.bubble(n_ranks, guess) > share:
         guess += 1
     return guess
+
+
+# One stage
+
+
+@right("run_stage")
+def by_torchs_batches(stage, order, inputs, loss_of, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    under_way, losses, works = {}, {}, []
+
+    def message(call, tensor, peer):
+        (work,) = dist.batch_isend_irecv([dist.P2POp(call, tensor, group=group, group_peer=peer)])
+        return work
+
+    for kind, i in order:
+        if kind == "F":
+            x = inputs[i]
+            if rank:
+                x = torch.empty_like(x)
+                message(dist.irecv, x, rank - 1).wait()
+                x.requires_grad = True
+            y = stage(x)
+            under_way[i] = (x, y)
+            if rank < n - 1:
+                works.append(message(dist.isend, y.detach().contiguous(), rank + 1))
+            continue
+        x, y = under_way[i]
+        del under_way[i]
+        if rank == n - 1:
+            loss = loss_of(y, i)
+            losses[i] = loss.item()
+            loss.backward()
+        else:
+            grad = torch.empty_like(y)
+            message(dist.irecv, grad, rank + 1).wait()
+            torch.autograd.backward(y, grad)
+        if rank:
+            works.append(message(dist.isend, x.grad, rank - 1))
+    for work in works:
+        work.wait()
+    return [losses[i] for i in sorted(losses)]
+
+
+@right("run_stage")
+def by_autograd_grad(stage, order, inputs, loss_of, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    held, losses, works = {}, [], []
+    weights = list(stage.parameters())
+    for kind, i in order:
+        if kind == "F":
+            x = simple_stage.receive(inputs[i], rank - 1, group) if rank else inputs[i].clone()
+            x.requires_grad_()
+            y = stage(x)
+            if rank == n - 1:
+                y = loss_of(y, i)
+                losses.append(y.detach().clone())
+            else:
+                works.append(dist.isend(y.detach(), group=group, group_dst=rank + 1))
+            held[i] = x, y
+        else:
+            x, y = held.pop(i)
+            grad = simple_stage.receive(y, rank + 1, group) if rank < n - 1 else None
+            grad_x, *grads = torch.autograd.grad(y, [x, *weights], grad)
+            for weight, g in zip(weights, grads, strict=True):
+                weight.grad = g if weight.grad is None else weight.grad + g
+            if rank:
+                works.append(dist.isend(grad_x, group=group, group_dst=rank - 1))
+    [work.wait() for work in works]
+    return losses if losses else None
+
+
+@right("run_stage")
+def all_receives_posted_early(stage, order, inputs, loss_of, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    arriving, held, losses, sent = {}, {}, [], []
+    for kind, i in order:
+        if kind == "F" and rank:
+            x = torch.empty_like(inputs[i])
+            arriving[i] = x, dist.irecv(x, group=group, group_src=rank - 1)
+    for kind, i in order:
+        if kind == "F":
+            x = inputs[i]
+            if rank:
+                x, work = arriving.pop(i)
+                work.wait()
+                x.requires_grad_()
+            y = stage(x)
+            held[i] = x, y
+            if rank < n - 1:
+                sent.append(dist.isend(y.detach(), group=group, group_dst=rank + 1))
+            else:
+                losses.append(loss_of(y, i))
+        else:
+            x, y = held.pop(i)
+            if rank < n - 1:
+                grad = torch.empty_like(y)
+                dist.recv(grad, group=group, group_src=rank + 1)
+                y.backward(grad)
+            else:
+                losses[i].backward()
+                losses[i] = losses[i].detach()
+            if rank:
+                sent.append(dist.isend(x.grad, group=group, group_dst=rank - 1))
+    for work in sent:
+        work.wait()
+    return losses
 
 
 @pytest.mark.parametrize("case", RIGHT.values(), ids=list(RIGHT))

@@ -45,6 +45,11 @@ def state(rank, doing, peer=None, line=None, **more):
             "Count the sends and receives of each pair.",
         ),
         (
+            [state(0, "recv", 1), state(1, "send", 2), state(2, "send", 1), state(3, "recv", 2)],
+            "both_send",
+            "Ranks 1 and 2 each wait in a send to the other, and neither has come to its receive",
+        ),
+        (
             [state(0, "send", 1, 7, messages=2_000, moving=True), state(1, RUNNING, messages=1_999, moving=True)],
             "endless_messages",
             "messages still pass: 2,000 at rank 0 (line 7: `call()`). Does your loop end?",
@@ -57,6 +62,14 @@ def state(rank, doing, peer=None, line=None, **more):
 def test_hang(states, name, words):
     found = explain_hang(states, [])
     assert found[0] == name and words in found[1]
+
+
+def test_who_has_asked_for_the_others_message_does_not_send_first():
+    """A started send that is waited for last: what is missing is something else."""
+    send, recv = (Message(kind, 1, 3, 1, (0, 4), blocking=False, begun=0) for kind in ("send", "recv"))
+    states = [state(0, "send", 1), state(1, "send", 0)]
+    assert explain_hang(states, [[send, recv], [send]])[0] == "out_of_step"
+    assert explain_hang(states, [[send], [send]])[0] == "both_send"
 
 
 def message(kind, peer, **more):
