@@ -122,6 +122,8 @@ def test_the_floor_is_reached_where_a_known_schedule_has_no_wait_to_lose():
     assert floor(own_level(4, 8)) == simulate(zb_h1(4, 8)).makespan
     assert floor(own_level(2, 4, "V")) == simulate(zbv(2, 4)).makespan
     assert floor(own_level(3, 1, costs=Costs(1, 2, 3, send=5))) == 1 * 3 + 2 * 3 + 3 + 4 * 5  # there, back, and W
+    # The last to leave rank 1 leaves stage 1, not stage 2: F before, 4 (F + I) of two stages, I on rank 0 after it.
+    assert floor(own_level(2, 4, "V", Costs(weight=0.0))) == 1 + 4 * 4 + 1
 
 
 def test_par_can_be_beaten_where_the_task_says_so():
@@ -172,6 +174,8 @@ def test_texts_come_back_and_bad_ones_are_refused_where_they_are():
         answer = other.load(written)
         assert answer.kind == "no" and answer.text.startswith(reason), answer
         assert other.save() == saved
+    assert other.load(text.dumps(zb_h1(3, 4))).kind == "good" and other.save() != saved
+    assert other.undo() == Answer() and other.save() == saved
     begun = "placement: 0 1 2\nrank 0: 0F0 0F1\nrank 1: 1F0\nrank 2:"
     assert other.load(begun) == Answer("3 of 24 forwards and backwards placed. Par: 18, by 1F1B.")
 
@@ -208,11 +212,20 @@ def test_what_a_view_is_told():
     assert [(chip["name"], chip["start"]) for chip in last["next"]] == [("2F0", 2)]
     assert [(gap["start"], gap["end"]) for gap in middle["gaps"]] == [(0, 1)]
     assert told["end"] == 18 and not told["full"] and told["message"] == {"text": "so", "kind": "gap"}
+    assert [fact["value"] for fact in told["facts"]] == ["3 of 24", "2", "50%", "2 actions"]
     assert first["gaps"] == []  # what comes at the end of an unfinished row is open
     game.finish("backward first")
     told = status(game, Answer())
     assert told["full"] and told["compared"] and told["path"]
     assert [fact["value"] for fact in told["facts"][:3]] == ["24 of 24", "18", "33%"]
+
+
+def test_the_stages_of_a_rank_are_told_apart():
+    game = Game(own_level(2, 1, "V"))
+    game.finish("backward first")
+    for row, stages in zip(status(game, Answer())["rows"], ([0, 3], [1, 2]), strict=True):
+        assert row["stages"] == stages
+        assert all(block["further"] == (block["stage"] == stages[1]) for block in row["blocks"])
 
 
 def test_a_message_is_waited_for_before_a_move_starts():
