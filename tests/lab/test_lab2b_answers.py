@@ -4,10 +4,12 @@ import itertools
 import math
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.autograd import Function
 
 from course_lib.lab import exercise, trial
 from course_lib.lab.checking import PASSED, examine
@@ -216,6 +218,58 @@ def all_receives_posted_early(stage, order, inputs, loss_of, group=None):
     for work in sent:
         work.wait()
     return losses
+
+
+# A backward in two parts
+
+
+class Given(Function):
+    @staticmethod
+    def forward(ctx, x, weight, later):
+        ctx.save_for_backward(x)
+        ctx.weight, ctx.later = weight, later
+        return x @ weight.t()
+
+
+@right("LinearInTwo")
+class InPlace(Given):
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight = ctx.saved_tensors[0].detach(), ctx.weight
+
+        def weight_gradient():
+            if weight.grad is None:
+                weight.grad = torch.zeros_like(weight)
+            weight.grad.addmm_(grad.t(), x)
+
+        ctx.later += [weight_gradient]
+        return torch.mm(grad, weight), None, None
+
+
+@right("LinearInTwo")
+class BySums(Given):
+    @staticmethod
+    def backward(ctx, grad):
+        def weight_gradient(grad=grad, x=ctx.saved_tensors[0], weight=ctx.weight):
+            with torch.no_grad():
+                now = torch.einsum("to,ti->oi", grad, x)
+                weight.grad = now if weight.grad is None else weight.grad.add_(now)
+
+        ctx.later.append(weight_gradient)
+        return torch.einsum("to,oi->ti", grad, ctx.weight), None, None
+
+
+def accumulate(weight, grad, x):
+    weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
+    weight.grad += (x.mT @ grad).mT
+
+
+@right("LinearInTwo")
+class ByPartial(Given):
+    @staticmethod
+    def backward(ctx, grad):
+        ctx.later.append(partial(accumulate, ctx.weight, grad, ctx.saved_tensors[0].detach()))
+        return (ctx.weight.t() @ grad.t()).t(), None, None
 
 
 @pytest.mark.parametrize("case", RIGHT.values(), ids=list(RIGHT))
