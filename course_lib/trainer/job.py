@@ -109,7 +109,10 @@ class Job:
         self.loader.load_state_dict(state["place"])
         self.place = self.loader.state_dict()
         self.model.load_state_dict(state["model"])
+        asked = [group["weight_decay"] for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict(state["optimizer"])
+        for group, decay in zip(self.optimizer.param_groups, asked, strict=True):
+            group["weight_decay"] = decay  # what is asked for now counts, not what the checkpoint was made with
         if self.scale and state["scale"]:
             self.scale = LossScale(**state["scale"])
         if saved.rank_state is not None:

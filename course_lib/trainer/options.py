@@ -212,6 +212,10 @@ def check(options: Options) -> None:
         most = LARGEST_SEED if name == "seed" else LARGEST
         if isinstance(value, int) and value > most:
             raise Refused(f"{flag(name)} is {value}: it must be a number up to {most}.")
+    try:
+        o.prompt.encode()
+    except UnicodeEncodeError:
+        raise Refused("--prompt is no text in UTF-8: it has bytes that stand for no letter.") from None
     if o.seq_len > SIZES[o.size].max_seq_len:
         longest = SIZES[o.size].max_seq_len
         raise Refused(f"--seq-len is {o.seq_len}: sequences of --size {o.size} have up to {longest} tokens.")

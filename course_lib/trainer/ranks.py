@@ -54,7 +54,13 @@ def met(device: str) -> Iterator[Ranks]:
     if mine:
         backend = "cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo"
         if "WORLD_SIZE" in os.environ:
-            store, rank, n = next(dist.rendezvous("env://"))
+            try:
+                store, rank, n = next(dist.rendezvous("env://"))
+            except ValueError as error:
+                raise Refused(
+                    f"WORLD_SIZE is set, as under torchrun, but ranks cannot meet so ({in_words(error)}): start them "
+                    "with torchrun, or unset WORLD_SIZE for one process."
+                ) from error
         else:
             store, rank, n = dist.HashStore(), 0, 1
         if n == int(os.environ.get("LOCAL_WORLD_SIZE", "1")):

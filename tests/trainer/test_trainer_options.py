@@ -170,6 +170,19 @@ def test_too_few_gpus_are_refused(monkeypatch):
         ranks.device_for("cuda")
 
 
+def test_a_prompt_that_is_no_text_is_refused_before_training(tmp_path):
+    said = refused("--folder", str(tmp_path), "--prompt", "\udcff")  # what Python makes of the byte 0xff
+    assert said == "--prompt is no text in UTF-8: it has bytes that stand for no letter."
+
+
+def test_a_world_size_without_torchrun_is_refused(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(Refused, match="WORLD_SIZE is set, as under torchrun, but ranks cannot meet so"):
+        ranks.met("cpu").__enter__()
+
+
 def test_a_restart_reads_nothing_of_the_attempt_before(monkeypatch):
     kept = dist.HashStore()  # as torchrun's is, over all attempts
     ranks.on_one_machine(kept).set("where rank 1 listens", "port 1")

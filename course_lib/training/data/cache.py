@@ -46,7 +46,9 @@ def cached(path: Path, make: Callable[[Path], None], load: Callable[[Path], Load
         lock = open(path.with_name(path.name + ".lock"), "w")  # noqa: SIM115
     except OSError as error:
         folder, why = path.parent, error.strerror
-        raise OSError(f"Nothing can be kept in {folder} ({why}): name a cache folder that can be written.") from error
+        raise OSError(
+            f"Nothing can be kept in {folder} ({why}): let XDG_CACHE_HOME name a folder that can be written."
+        ) from error
     with lock:
         with contextlib.suppress(OSError):
             fcntl.flock(lock, fcntl.LOCK_EX)

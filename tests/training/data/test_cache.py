@@ -81,7 +81,7 @@ def test_a_process_killed_while_it_makes_it_holds_up_nobody(tmp_path):
 def test_a_folder_that_cannot_be_written_is_told(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(
-        OSError, match=r"Nothing can be kept in \S*/file/deep \(Not a directory\): name a cache folder that"
+        OSError, match=r"Nothing can be kept in \S*/file/deep \(Not a directory\): let XDG_CACHE_HOME name a"
     ):
         cached(tmp_path / "file" / "deep" / "thing", lambda path: None, loaded)
 
