@@ -213,7 +213,7 @@ def test_what_a_view_is_told():
     assert [(gap["start"], gap["end"]) for gap in middle["gaps"]] == [(0, 1)]
     assert told["end"] == 18 and not told["full"] and told["message"] == {"text": "so", "kind": "gap"}
     assert [fact["value"] for fact in told["facts"]] == ["3 of 24", "2", "50%", "2 actions"]
-    assert first["gaps"] == []  # what comes at the end of an unfinished row is open
+    assert first["gaps"] == last["gaps"] == []  # what comes at the end of an unfinished row is open
     game.finish("backward first")
     told = status(game, Answer())
     assert told["full"] and told["compared"] and told["path"]
