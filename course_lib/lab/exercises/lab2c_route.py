@@ -26,16 +26,14 @@ def sorted_by_number(e: Evidence) -> str | None:
 @signature
 def in_16_bits(e: Evidence) -> str | None:
     """Chosen, or weighed, by scores that were rounded."""
-    if e.where not in ("`chosen`", "`weights`"):
+    if e.where not in ("`chosen`", "`weights`") or not e.comparable:
         return None
     value, (scores, k, _) = (e.returned or e.observed)[0], e.inputs[0]
     for dtype in (torch.bfloat16, torch.float16):
         rounded = scores.to(dtype)
         best = rounded.topk(k, dim=-1).values
         chosen, weights = value["chosen"], value["weights"]
-        if chosen.shape != best.shape or chosen.dtype != torch.int64:
-            return None
-        if not torch.equal(rounded.gather(1, chosen), best):
+        if not torch.equal(rounded.gather(1, chosen.clamp(0, scores.shape[1] - 1)), best):
             continue
         if e.where == "`weights`" and not bool(close(weights.to(dtype), (best / best.sum(-1, keepdim=True))).all()):
             continue
@@ -95,6 +93,12 @@ ROUTE_WITH_CAPACITY = Exercise(
         returns("three tensors, chosen, weights and kept"),
         sorted_by_number,
         in_16_bits,
+        mistaken(
+            "chosen",
+            lambda scores, k, capacity: scores.topk(k).indices + 1,
+            "from_1",
+            "the experts are counted from 1. Expert 0 is the first.",
+        ),
         mistaken(
             "chosen",
             lambda scores, k, capacity: scores.topk(k, largest=False).indices,
@@ -238,6 +242,7 @@ ROUTE_WITH_CAPACITY = Exercise(
         Wrong(routes.divided_by_k, "the weights are divided by k"),
         Wrong(routes.in_bfloat16, "the scores were rounded to 16 bits"),
         Wrong(routes.worst_experts, "the smallest scores"),
+        Wrong(routes.counted_from_expert_1, "counted from 1. Expert 0"),
         Wrong(routes.in_order_of_numbers, "in the order of their numbers"),
         Wrong(routes.sent_on, "sent on to their next best"),
         Wrong(routes.queue_for_each_choice, "first choices have a queue and second choices another"),

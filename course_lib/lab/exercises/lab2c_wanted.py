@@ -19,7 +19,7 @@ def returns(wanted: str) -> Signature:
         value = e.observed[other[0]]
         several = isinstance(value, tuple | list) and any(isinstance(x, Tensor) for x in value)
         have = f"{len(value)} values" if several else kind(value)
-        missing = " Is a `return` missing?" if value is None else ""
-        return f"{who(e, other[0])} returned {have}. Wanted: {wanted}.{missing}"
+        missing = " (is a `return` missing?)" if value is None else ""
+        return f"{who(e, other[0])} returned {have}{missing}. Wanted: {wanted}"
 
     return something_else

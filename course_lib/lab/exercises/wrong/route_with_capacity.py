@@ -244,3 +244,8 @@ def row_by_row(scores: Tensor, k: int, capacity: int) -> Routes:
 
 def two_of_three(scores: Tensor, k: int, capacity: int) -> tuple[Tensor, Tensor]:
     return right_choice(scores, k, capacity)[:2]
+
+
+def counted_from_expert_1(scores: Tensor, k: int, capacity: int) -> Routes:
+    chosen, weights, kept = right_choice(scores, k, capacity)
+    return chosen + 1, weights, kept
