@@ -23,6 +23,7 @@ AFTERWARDS = "gradient of the weight"
 TOO_MANY = "products too many in backward"
 RECORDED = "recorded by autograd"
 
+PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm, torch.ops.aten.baddbmm)
 END, EACH, NEWEST = "at the end", "after each backward", "at the end, the newest first"
 
 
@@ -34,7 +35,7 @@ class Products(TorchDispatchMode):
         self.count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        self.count += func.overloadpacket._qualified_op_name.partition("::")[2] in ("mm", "addmm", "bmm", "baddbmm")
+        self.count += func.overloadpacket in PRODUCTS
         return func(*args, **(kwargs or {}))
 
 

@@ -24,6 +24,7 @@ class Loop:
         self.stage, self.order, self.inputs, self.loss_of, self.group = stage, order, inputs, loss_of, group
         self.rank, self.n = rank_and_size(group)
         self.last, self.held, self.losses, self.sent = self.rank == self.n - 1, {}, [], []
+        self.forgotten = []  # of sends: dropped at once, they may never leave
 
     def input(self, i: int) -> torch.Tensor:
         x = self.inputs[i]
@@ -96,15 +97,11 @@ def _wait_for_gradient(s: Loop, i: int) -> None:
     wait(s.sent)
 
 
-def _never_wait(s: Loop) -> list:
-    return s.losses
-
-
 def _forget_gradients(s: Loop, i: int) -> None:
     x, y = s.held.pop(i)
     y.backward(s.gradient(y))
     if s.rank > 0:
-        isend(x.grad, s.rank - 1, s.group)
+        s.forgotten += isend(x.grad, s.rank - 1, s.group)
 
 
 def _gradient_onwards(s: Loop, i: int) -> None:
