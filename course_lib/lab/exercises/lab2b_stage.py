@@ -137,8 +137,8 @@ STARTS = (
 )
 NUMBERS = (
     "A forward takes one message from the rank before and sends one to the rank after; a backward, the other way. The "
-    "first rank receives no input, the last no gradient. And keep what `isend` returns: a send that is let go may never "
-    "leave."
+    "first rank receives no input, the last no gradient. And keep what `isend` returns: a send that is let go may "
+    "never leave."
 )
 
 RUN_STAGE = Exercise(
