@@ -89,9 +89,11 @@ def size(nbytes: float) -> str:
 
 
 def number(value: float) -> str:
-    """A number with as many digits as a reader compares: 2.114, 96, 1.2e-07."""
+    """A number with as many digits as a reader compares: 2.114, 96, 42,667, 1.2e-07."""
+    if 10_000 <= abs(value) < 1e15:
+        return f"{round(value):,}"
     if isinstance(value, int) or float(value).is_integer() and abs(value) < 1e15:
-        return f"{int(value):,}" if abs(value) >= 10_000 else str(int(value))
+        return str(int(value))
     return f"{value:.4g}"
 
 

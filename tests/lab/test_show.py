@@ -16,7 +16,8 @@ def test_size(value, text):
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(96, "96"), (96.0, "96"), (2.11432, "2.114"), (1.2e-7, "1.2e-07"), (1234567, "1,234,567")]
+    ("value", "text"),
+    [(96, "96"), (96.0, "96"), (2.11432, "2.114"), (1.2e-7, "1.2e-07"), (1234567, "1,234,567"), (42666.7, "42,667")],
 )
 def test_number(value, text):
     assert show.number(value) == text
