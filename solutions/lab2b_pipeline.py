@@ -249,9 +249,8 @@ spmd.run(both_send_first, ranks=2, timeout=2)
 lab.reveal(guess, "stops")
 
 # %% [markdown]
-# Rank 0 stands in `send` with micro-batch 1, rank 1 stands in `send` with a gradient; neither receives. (Messages of a
-# few bytes may slip through, so the bug waits for a larger model.) Every implementation starts its sends and goes on,
-# or exchanges both in one call.
+# Rank 0 stands in `send` with micro-batch 1, rank 1 stands in `send` with a gradient; neither receives. Every
+# implementation starts its sends and goes on, or exchanges both in one call.
 #
 # And is it the same training? All stages together against one process, after one step of 4 micro-batches:
 
