@@ -69,18 +69,18 @@ def averaged(
     parameters = [Parameter(torch.full(shape, 1.0 + i, dtype=dtype), i not in frozen) for i, shape in enumerate(SHAPES)]
     for p, grad in zip(parameters, grads, strict=True):
         p.grad = grad
-    given = Once(parameters) if once else parameters
+    given, places = Once(parameters) if once else parameters, [None if g is None else g.data_ptr() for g in grads]
     answer(given, **group)
     found: dict[str, Any] = {f"gradient {i}": p.grad for i, p in enumerate(parameters)}
     found |= {f"parameter {i}": p.detach() for i, p in enumerate(parameters)}
-    stays = [in_place(p.grad, grad) for p, grad in zip(parameters, grads, strict=True)]
+    stays = [in_place(p.grad, place) for p, place in zip(parameters, places, strict=True)]
     facts = {"memory": [p.data_ptr() for p in parameters], "loops": given.loops if once else 0}
     return found | {"gradients in place": stays, "seen": Aside(facts)}
 
 
-def in_place(now: Tensor | None, before: Tensor | None) -> bool:
-    """Whether a gradient lies where it did; one that was None may lie anywhere."""
-    return before is None or now is not None and now.data_ptr() == before.data_ptr()
+def in_place(now: Tensor | None, place: int | None) -> bool:
+    """Whether a gradient lies where it did (`p.grad.data = ...` moves it); one that was None may lie anywhere."""
+    return place is None or now is not None and now.data_ptr() == place
 
 
 def averaged_expected(inputs: list[tuple], n: int) -> list[dict[str, Any]]:
@@ -285,6 +285,7 @@ AVERAGE_GRADIENTS = Exercise(
         Wrong(averages.counting_first, "the second time there is nothing left"),
         Wrong(averages.by_index, "takes a generator for a list"),
         Wrong(averages.into_new_tensors, "gradient 0 is a new tensor now"),
+        Wrong(averages.into_new_memory, "whoever holds the old one never learns of the mean"),
         Wrong(averages.in_float32, "as in float32. These gradients are float64"),
         Wrong(averages.of_none, "comes upon None where it needs a value"),
         Wrong(averages.waiting_for_none, "waits for None"),

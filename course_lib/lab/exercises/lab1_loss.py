@@ -94,17 +94,17 @@ def zero_by_zero(e: Evidence) -> str | None:
 
 @signature
 def clamped_too_early(e: Evidence) -> str | None:
-    """Each rank's own count is raised to 1, not their sum."""
+    """Each rank's own count, or their mean, is raised to 1, not their sum."""
     if e.where != "`gradient`" or not e.comparable:
         return None
     counts = [int(valid.sum()) for _, valid in e.inputs]
     told = sum(max(count, 1) for count in counts)
     if told == sum(counts) or not all(same(e.observed[r] * told, e.expected[r] * sum(counts)) for r in e.wrong):
         return None
-    empty = counts.index(0)
+    ways = "each rank's, or their mean over the ranks" if told == len(counts) > sum(counts) else "each rank's"
     return (
-        f"the sum is divided by {told} in place of {sum(counts)}: rank {empty} counts as if it had one. "
-        "Raise the number to 1 after the exchange, not before"
+        f"the sum is divided by {told} in place of {sum(counts)}: a rank without tokens counts as if it had one. "
+        f"Raise the whole number to 1, after the exchange; not {ways}"
     )
 
 
@@ -160,6 +160,7 @@ SHARE_OF_MEAN = Exercise(
         Case(tokens(lambda rank, n: rank + 2), label="6 tokens on each rank, of which 2, 3, ... are valid"),
         Case(tokens(lambda rank, n: 0 if rank == n - 1 else 5 - rank), label="no valid token on the last rank"),
         Case(tokens(lambda rank, n: 0), label="no valid token on any rank"),
+        Case(tokens(lambda rank, n: int(rank == 0)), label="one valid token in all, on rank 0"),
     ],
     expected=right,
     call=gradient_of_share,
@@ -241,7 +242,8 @@ SHARE_OF_MEAN = Exercise(
         Wrong(shares.without_clamp, "makes NaN of the whole model"),
         Wrong(shares.infinite_weights, "the sum is 0 and it is divided by 0"),
         Wrong(shares.divided_by_pythons_zero, "ZeroDivisionError"),
-        Wrong(shares.clamped_before_the_exchange, "Raise the number to 1 after the exchange"),
+        Wrong(shares.clamped_before_the_exchange, "after the exchange; not each rank's."),
+        Wrong(shares.mean_number_clamped, "not each rank's, or their mean over the ranks"),
         Wrong(shares.losses_reduced, "the losses themselves travel"),
         Wrong(shares.losses_reduced_with_gradient, "only the number of tokens need travel"),
         Wrong(shares.constant_added, "Something without a gradient is added"),

@@ -23,6 +23,13 @@ def sums(parameters: Iterable[Parameter], group: dist.ProcessGroup | None = None
         dist.all_reduce(p.grad, group=group)
 
 
+def into_new_memory(parameters: Iterable[Parameter], group: dist.ProcessGroup | None = None) -> None:
+    for p in trained(parameters):
+        total = p.grad.clone()
+        dist.all_reduce(total, group=group)
+        p.grad.data = total / dist.get_world_size(group)
+
+
 def by_a_fixed_four(parameters: Iterable[Parameter], group: dist.ProcessGroup | None = None) -> None:
     for p in trained(parameters):
         dist.all_reduce(p.grad, group=group)

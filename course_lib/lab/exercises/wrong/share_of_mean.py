@@ -76,6 +76,10 @@ def clamped_before_the_exchange(losses: Tensor, valid: Tensor, group: dist.Proce
     return dist.get_world_size(group) * losses[valid].sum() / counted(valid.sum().clamp(min=1), group)
 
 
+def mean_number_clamped(losses: Tensor, valid: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+    return losses[valid].sum() / (counted(valid.sum(), group) / dist.get_world_size(group)).clamp(min=1)
+
+
 def losses_reduced(losses: Tensor, valid: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
     total = losses[valid].sum()
     dist.all_reduce(total, group=group)
