@@ -10,16 +10,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from course_lib.models import GPT, GPTConfig, init_weights
-from course_lib.parallel.data import DistributedDataParallel
 from course_lib.trainer.ends import Refused
+from course_lib.trainer.engines import make_engine
 from course_lib.trainer.options import Options
 from course_lib.trainer.ranks import Ranks
-from course_lib.training.accumulate import backward_window
 from course_lib.training.checkpoint import Checkpoint
 from course_lib.training.data import Batch, Loader, Prepared
 from course_lib.training.loss import IGNORE, token_losses, valid_tokens
-from course_lib.training.precision import LossScale, Step, autocast, take_step
+from course_lib.training.precision import LossScale, Step, autocast
 from course_lib.training.schedule import set_lr
 
 
@@ -34,11 +32,7 @@ class Job:
         self.options, self.ranks, self.data = options, ranks, data
         self.micro, self.accumulation = options.cut(ranks.n)
         self.config = options.config(data.tokenizer.vocab_size)
-        self.dtype = torch.float64 if options.precision == "fp64" else torch.float32
-        self.model = new_model(self.config, options.seed, ranks.device, self.dtype)
-        self.engine = wrapped(self.model, options.engine, ranks.device)
-        self.parameters = list(self.model.named_parameters())
-        self.optimizer = new_optimizer(self.model, options)
+        self.engine = make_engine(self.config, options, ranks.device)
         self.scale = LossScale() if options.precision == "fp16" else None
         self.rate = options.rate()
         # Not with device=ranks.device: `agree` counts tokens on the CPU; on the GPU that would wait for the last step.
@@ -57,11 +51,10 @@ class Job:
 
         The mean of the shares over the ranks is the step's mean loss.
         """
-        set_lr(self.optimizer, self.learning_rate)
+        set_lr(self.engine.optimizer, self.learning_rate)
         scale = self.scale.value if self.scale else 1.0
-        share = backward_window(self.engine, window, self.losses, total, scale=scale)
-        step = take_step(self.parameters, self.optimizer, self.options.clip or float("inf"), self.scale)
-        self.optimizer.zero_grad()
+        share = self.engine.backward(window, self.losses, total, scale)
+        step = self.engine.step(self.options.clip or float("inf"), self.scale)
         self.step += 1
         self.updates += step.taken
         self.place = self.loader.state_dict()
@@ -81,13 +74,12 @@ class Job:
         return token_losses(logits, labels)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps, the same on all ranks."""
+        """What a checkpoint keeps of all ranks, whole on rank 0. All ranks call it."""
         return {
             "updates": self.updates,
             "place": self.place,
             "config": asdict(self.config),
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            **self.engine.state(),
             "scale": self.scale.state_dict() if self.scale else None,
         }
 
@@ -108,11 +100,7 @@ class Job:
                 )
         self.loader.load_state_dict(state["place"])
         self.place = self.loader.state_dict()
-        self.model.load_state_dict(state["model"])
-        asked = [group["weight_decay"] for group in self.optimizer.param_groups]
-        self.optimizer.load_state_dict(state["optimizer"])
-        for group, decay in zip(self.optimizer.param_groups, asked, strict=True):
-            group["weight_decay"] = decay  # what is asked for now counts, not what the checkpoint was made with
+        self.engine.load(state)
         if self.scale and state["scale"]:
             self.scale = LossScale(**state["scale"])
         if saved.rank_state is not None:
@@ -127,37 +115,16 @@ class Job:
         With three ranks and more, the place of a gradient in its bucket decides in which order the ranks' shares are
         added, and so its last bit. A resumed run must add from its first step on as the undisturbed one does.
         """
-        nothing = torch.zeros(1, 1, dtype=torch.int64)
-        padding = Batch(nothing, torch.full_like(nothing, IGNORE), nothing)
+        padding = padding_alone()
         for _ in range(2):  # the order is put to use at the next forward
-            backward_window(self.engine, [padding], self.losses, total=1)
-            self.optimizer.zero_grad()
+            self.engine.backward([padding], self.losses, 1, 1.0)
+            self.engine.zero_grad()
 
 
-def new_model(config: GPTConfig, seed: int, device: torch.device, dtype: torch.dtype) -> GPT:
-    """A model with its initial values, made where it is to stay: never twice in memory."""
-    with torch.device("meta"):
-        model = GPT(config).to(dtype)
-    model.to_empty(device=device)
-    init_weights(model, seed)
-    return model
-
-
-def wrapped(model: GPT, engine: str, device: torch.device) -> nn.Module:
-    """The model in a data parallel engine: ours, or torch's."""
-    if engine == "ddp":
-        return DistributedDataParallel(model)
-    devices = [device] if device.type == "cuda" else None
-    return nn.parallel.DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
-
-
-def new_optimizer(model: GPT, options: Options) -> torch.optim.AdamW:
-    """AdamW as GPT-3 has it (Brown et al. 2020, appendix B): betas 0.9 and 0.95; matrices decay, norms do not."""
-    matrices = [p for p in model.parameters() if p.dim() >= 2]
-    others = [p for p in model.parameters() if p.dim() < 2]
-    groups = [{"params": matrices, "weight_decay": options.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    fused = matrices[0].is_cuda
-    return torch.optim.AdamW(groups, lr=options.lr, betas=(0.9, 0.95), fused=fused, foreach=not fused)
+def padding_alone() -> Batch:
+    """One token that does not count, for a rank that has nothing left and must take part all the same."""
+    nothing = torch.zeros(1, 1, dtype=torch.int64)
+    return Batch(nothing, torch.full_like(nothing, IGNORE), nothing)
 
 
 def agree(window: Sequence[Batch], stop: bool) -> tuple[int, bool]:

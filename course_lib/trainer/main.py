@@ -72,8 +72,9 @@ def train(options: Options, ranks: Ranks, request: Request) -> int:
             say(f"All {options.steps} steps are done already: --steps {2 * job.step} would go on.")
     else:
         done = steps_done(job, request)
+    text = all_or_none(lambda: sample(job)) if done else ""
     # All wait for it: torchrun ends all ranks as soon as one has left with a status that is not 0.
-    on_first(lambda: show(job) if done else say(left(job, request)))
+    on_first(lambda: show(job, text) if done else say(left(job, request)))
     return DONE if done else request.status
 
 
@@ -145,12 +146,13 @@ def left(job: Job, request: Request) -> str:
     return f"{request.reason}: stopped after step {job.step} of {job.options.steps}. --resume goes on from there."
 
 
-def show(job: Job) -> None:
+def show(job: Job, text: str) -> None:
     """What a finished run shows: the loss curve, and text of the model's. Raises Failed where it cannot be written."""
     try:
         draw(job)
-        if job.options.sample:
-            write_sample(job)
+        if text:
+            (job.options.path / "sample.txt").write_text(text, encoding="utf-8")
+            say(f"--- sample, {job.options.sample} tokens after {job.options.prompt!r}\n{text}")
     except (OSError, ValueError) as error:
         raise Failed(f"All steps are done and saved, but not shown ({in_words(error)}).") from error
 
@@ -164,9 +166,11 @@ def draw(job: Job) -> None:
     say(f"loss curve: {o.path / 'loss.png'}")
 
 
-def write_sample(job: Job) -> None:
+def sample(job: Job) -> str:
+    """Text of the model's, where it is asked for: by all ranks, if they hold the model together."""
     o = job.options
+    if not o.sample or (job.engine.alone and not job.ranks.first):
+        return ""
     start = job.data.tokenizer.encode(o.prompt) or [job.data.tokenizer.end]
-    text = job.data.tokenizer.decode(continued(job.model, start, o.sample, o.sequence, o.seed))
-    (o.path / "sample.txt").write_text(text, encoding="utf-8")
-    say(f"--- sample, {o.sample} tokens after {o.prompt!r}\n{text}")
+    written = continued(job.engine.model, start, o.sample, o.sequence, o.seed, job.ranks.device)
+    return job.data.tokenizer.decode(written)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from course_lib.collectives.native import all_gather_into
 from course_lib.models import flops_per_token
+from course_lib.trainer.engines.base import dtype_of
 from course_lib.trainer.job import Job
 from course_lib.trainer.peak import peak_of
 from course_lib.training.precision import Step
@@ -111,7 +112,7 @@ def clock(seconds: float) -> str:
 
 
 def _computed_in(job: Job) -> torch.dtype:
-    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(job.options.precision, job.dtype)
+    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(job.options.precision, dtype_of(job.options))
 
 
 def _gathered(mine: Tensor) -> list[list[float]]:

@@ -11,12 +11,13 @@ TEMPERATURE = 0.8  # below 1: likely tokens become likelier
 
 
 @torch.no_grad()
-def continued(model: nn.Module, tokens: Sequence[int], count: int, longest: int, seed: int = 0) -> list[int]:
+def continued(
+    model: nn.Module, tokens: Sequence[int], count: int, longest: int, seed: int, device: torch.device
+) -> list[int]:
     """`tokens` and `count` more. longest: how many the model takes; of a longer text it sees the end.
 
     Nothing is kept from one token to the next, so a text of T tokens costs T forwards: for a look, not for a service.
     """
-    device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(seed)
     text = list(tokens)
     for _ in range(count):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from course_lib.trainer.job import Job
+from course_lib.trainer.job import Job, padding_alone
 
 
 @torch.no_grad()
@@ -19,8 +19,10 @@ def validation_loss(job: Job) -> float:
     sequences = min(job.options.validate_on or len(data), len(data))
     mine = range(ranks.rank, sequences, ranks.n)
     told = torch.zeros(2, dtype=torch.float64, device=ranks.device)
-    for start in range(0, len(mine), job.micro):
-        losses, valid = job.losses(job.model, data.batch(mine[start : start + job.micro]))
+    rounds = -(-sequences // (ranks.n * job.micro))  # as many on all ranks: an engine may send something in each
+    for start in range(0, rounds * job.micro, job.micro):
+        some = mine[start : start + job.micro]
+        losses, valid = job.losses(job.engine.model, data.batch(some) if some else padding_alone())
         told += torch.stack([losses.double().sum(), valid.sum()])
     dist.all_reduce(told)
     total, count = told.tolist()

@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 from course_lib.models import GPT, GPTConfig
 from course_lib.trainer import lock, log, metrics, peak, plot, sample, signals
 from course_lib.trainer.ends import Refused
-from course_lib.trainer.job import new_optimizer
+from course_lib.trainer.engines.base import by_name, fill, groups_of, make_adamw
 from course_lib.trainer.options import Options
 
+CPU = torch.device("cpu")
 STEPS = [{"step": 1, "loss": 2.5}, {"step": 2, "loss": 2.25}]
 LINES = [{"event": "begun", "step": 0}, *STEPS, {"event": "saved", "step": 2}]
 
@@ -185,24 +186,41 @@ class Counting(torch.nn.Module):
 
 def test_a_sample_goes_on_from_the_prompt_and_shows_the_model_what_it_can_take():
     model = Counting()
-    assert sample.continued(model, [7, 8], 5, longest=4) == [7, 8, 9, 0, 1, 2, 3]
+    assert sample.continued(model, [7, 8], 5, 4, 0, CPU) == [7, 8, 9, 0, 1, 2, 3]
     assert model.seen == [2, 3, 4, 4, 4]
 
 
 def test_a_sample_depends_on_its_seed_alone():
     model = GPT(GPTConfig(30, dim=16, n_layers=1, n_heads=2, n_kv_heads=1, ffn_dim=32, max_seq_len=16))
-    first, again, other = (sample.continued(model, [3], 20, 16, seed) for seed in (1, 1, 2))
+    first, again, other = (sample.continued(model, [3], 20, 16, seed, CPU) for seed in (1, 1, 2))
     assert first == again != other
 
 
 def test_matrices_decay_and_norms_do_not():
     model = GPT(GPTConfig(30, dim=16, n_layers=1, n_heads=2, n_kv_heads=1, ffn_dim=32, max_seq_len=16, tied=True))
-    decays = {
-        id(p): group["weight_decay"] for group in new_optimizer(model, Options()).param_groups for p in group["params"]
-    }
+    decays = {id(p): group["weight_decay"] for group in groups_of(model, Options()) for p in group["params"]}
     for name, p in model.named_parameters():
         assert decays.pop(id(p)) == (0.0 if name.endswith("norm.weight") else Options().weight_decay)
     assert not decays
+
+
+def test_an_optimizer_goes_on_by_name_and_with_what_is_asked_of_it_now():
+    small = GPTConfig(30, dim=16, n_layers=1, n_heads=2, n_kv_heads=1, ffn_dim=32, max_seq_len=16, tied=True)
+    models = GPT(small), GPT(small)
+    first, second = (
+        make_adamw(groups_of(model, Options(weight_decay=decay)), Options())
+        for model, decay in zip(models, (0.1, 7.0), strict=True)
+    )
+    models[0](torch.randint(30, (2, 8))).sum().backward()
+    assert by_name(first, models[0]) == {}
+    first.step()
+    kept = by_name(first, models[0])
+    assert list(kept) == [name for name, _ in models[0].named_parameters()]
+    fill(second, models[1], dict(reversed(kept.items())))
+    for old, new in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert first.state[old].keys() == second.state[new].keys()
+        assert all(torch.equal(value, second.state[new][key]) for key, value in first.state[old].items())
+    assert [group["weight_decay"] for group in second.param_groups] == [7.0, 0.0]
 
 
 def test_signals_are_noted_and_handlers_put_back():
