@@ -28,10 +28,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Called on every rank, in its main thread. A process group that exists is used.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    with ExitStack() as signals:  # heard until all is said: torchrun's SIGTERM would cut it off
+        return main_with(arguments, signals)
+
+
+def main_with(arguments: list[str], signals: ExitStack) -> int:
+    """main; what hears signals is entered into the stack."""
     speaks = first_here()
     try:
         options, request = opt.read(arguments, restarts() > 0), Request()
-        with launcher_watched(request), met(options.device) as ranks, asked_to_leave(request), ExitStack() as folder:
+        with launcher_watched(request), met(options.device) as ranks, ExitStack() as folder:
+            signals.enter_context(asked_to_leave(request))  # not sooner: who waits for other ranks can be interrupted
             speaks = ranks.first
             options.cut(ranks.n)
             options = on_first(lambda: claimed(arguments, options, folder))

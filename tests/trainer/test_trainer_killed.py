@@ -18,6 +18,7 @@ def test_killed_restarted_orphaned_and_resumed_every_bit_is_as_in_peace(start, t
     job.rank(0).kill()  # it holds the lock
     resumed = job.until("resumed after step ")
     told = re.search(r"Rank 1 lost another rank after step (\d+); --resume goes on after step (\d+),", job.said())
+    assert told, job.said()
     assert int(told[1]) >= 6 and int(told[2]) % 4 == 0 and resumed == f"resumed after step {told[2]}\n"
     job.until("step 14/30")
     job.popen.kill()  # and not the ranks

@@ -8,6 +8,7 @@ import os
 import runpy
 import signal
 import threading
+from importlib import import_module
 from types import SimpleNamespace
 
 import pytest
@@ -17,10 +18,11 @@ from hypothesis import strategies as st
 
 from course_lib.models import GPT, GPTConfig
 from course_lib.trainer import lock, log, metrics, peak, plot, sample, signals
-from course_lib.trainer.ends import Refused
+from course_lib.trainer.ends import LostPeer, Refused
 from course_lib.trainer.engines.base import by_name, fill, groups_of, make_adamw
 from course_lib.trainer.options import Options
 
+main_module = import_module("course_lib.trainer.main")  # the package has a function of that name
 CPU = torch.device("cpu")
 STEPS = [{"step": 1, "loss": 2.5}, {"step": 2, "loss": 2.25}]
 LINES = [{"event": "begun", "step": 0}, *STEPS, {"event": "saved", "step": 2}]
@@ -299,3 +301,20 @@ def test_the_process_ends_with_the_status_and_without_waiting_for_threads(monkey
     runpy.run_module("course_lib.trainer", run_name="__main__")
     assert ended == [status]
     assert capsys.readouterr().err.endswith(said)
+
+
+def test_signals_are_heard_until_the_last_word_is_said(monkeypatch, tmp_path):
+    """torchrun sends SIGTERM to the ranks that are left while they say which rank was lost."""
+    said, before = [], signal.getsignal(signal.SIGTERM)
+
+    def lost(*_):
+        raise LostPeer("gone")
+
+    def say_late(text, **_):
+        os.kill(os.getpid(), signal.SIGTERM)
+        said.append(text)
+
+    monkeypatch.setattr(main_module, "train", lost)
+    monkeypatch.setattr(main_module, "say", say_late)
+    assert main_module.main(["--folder", str(tmp_path / "run"), "--device", "cpu"]) == 1
+    assert said == ["gone"] and signal.getsignal(signal.SIGTERM) is before
