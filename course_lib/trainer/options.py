@@ -21,7 +21,7 @@ from course_lib.training.schedule import WarmupCosine, WarmupStableDecay
 
 CHOICES = {
     "tokens": ("bytes", "bpe"),
-    "engine": ("ddp", "torch-ddp"),
+    "engine": ("ddp", "torch-ddp", "torch-fsdp"),
     "precision": tuple(PRECISIONS),
     "device": ("auto", "cpu", "cuda"),
     "schedule": ("cosine", "wsd"),

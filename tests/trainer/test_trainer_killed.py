@@ -40,7 +40,9 @@ def test_ctrl_c_to_torchrun_saves_and_leaves(start, tmp_path):
     assert saved == {"event": "saved", "step": last["step"]}
 
 
-@pytest.mark.parametrize(("engine", "do", "status"), [("ddp", leave, 143), ("torch-ddp", hang_up, 129)])
+@pytest.mark.parametrize(
+    ("engine", "do", "status"), [("ddp", leave, 143), ("torch-ddp", hang_up, 129), ("torch-fsdp", ctrl_c, 130)]
+)
 def test_all_ranks_leave_after_the_same_step_and_three_ranks_go_on_bit_by_bit(train, engine, do, status, tmp_path):
     # Three, for there the order in which the ranks' gradients are added shows in the last bit.
     options = ["--steps", "8", "--save-every", "0", "--validate-every", "0", "--engine", engine]
@@ -51,15 +53,16 @@ def test_all_ranks_leave_after_the_same_step_and_three_ranks_go_on_bit_by_bit(tr
     assert steps_of(tmp_path / "run") == steps_of(tmp_path / "peace")
 
 
-def test_it_goes_on_with_another_number_of_ranks(train, tmp_path):
-    options = ["--steps", "8", "--save-every", "0", "--validate-every", "0", "--precision", "fp64"]
+@pytest.mark.parametrize("engine", ["ddp", "torch-fsdp"])
+def test_it_goes_on_with_another_engine_and_number_of_ranks(train, engine, tmp_path):
+    options = ["--steps", "8", "--save-every", "0", "--validate-every", "0", "--precision", "fp64", "--engine", engine]
     assert train(tmp_path / "peace", 2, *options) == [0, 0]
     assert train(tmp_path / "run", 2, *options, at=3, guilty=1) == [143, 143]
-    for ranks in (1, 3):
-        resumed = shutil.copytree(tmp_path / "run", tmp_path / f"on {ranks}")
-        assert train(resumed, ranks, "--resume") == [0] * ranks
+    for ranks, other in ((1, engine), (3, "ddp"), (3, "torch-fsdp")):
+        resumed = shutil.copytree(tmp_path / "run", tmp_path / f"on {ranks}, {other}")
+        assert train(resumed, ranks, "--resume", "--engine", other) == [0] * ranks
         for seen, expected in zip(steps_of(resumed), steps_of(tmp_path / "peace"), strict=True):
-            assert seen == pytest.approx(expected, rel=1e-9), f"{ranks} ranks"
+            assert seen == pytest.approx(expected, rel=1e-9), f"{ranks} ranks, {other}"
 
 
 def test_in_float16_scale_and_schedule_go_on(train, tmp_path):

@@ -36,6 +36,9 @@ LAYOUTS = {
     "4 ranks": (4, []),
     "2 ranks, torch's engine": (2, ["--engine", "torch-ddp", "--accumulation", "2"]),
     "3 ranks, torch's engine": (3, ["--engine", "torch-ddp"]),
+    "1 rank, torch-fsdp": (1, ["--engine", "torch-fsdp"]),
+    "2 ranks, torch-fsdp": (2, ["--engine", "torch-fsdp", "--accumulation", "2"]),
+    "3 ranks, torch-fsdp": (3, ["--engine", "torch-fsdp"]),
 }
 
 

@@ -10,7 +10,7 @@ from course_lib.models import GPTConfig
 from course_lib.trainer.engines.base import Engine
 from course_lib.trainer.options import Options
 
-PLACES = {"ddp": "ddp:ddp", "torch-ddp": "ddp:torch_ddp"}
+PLACES = {"ddp": "ddp:ddp", "torch-ddp": "ddp:torch_ddp", "torch-fsdp": "torch_fsdp:TorchFSDP"}
 
 
 def make_engine(config: GPTConfig, options: Options, device: torch.device) -> Engine:

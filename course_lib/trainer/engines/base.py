@@ -57,17 +57,38 @@ class Engine:
         fill(self.optimizer, self.model, state["optimizer"])
 
 
-def by_name(optimizer: torch.optim.Optimizer, model: nn.Module) -> State:
-    """The optimizer's tensors of each parameter, by the parameter's name. Empty before the first step."""
-    return {name: dict(optimizer.state[p]) for name, p in model.named_parameters() if p in optimizer.state}
+def by_name(
+    optimizer: torch.optim.Optimizer, model: nn.Module, whole: Callable[[Tensor], Tensor] = lambda x: x
+) -> State:
+    """The optimizer's tensors of each parameter, by the parameter's name. Empty before the first step.
+
+    whole(tensor): of all of its shards, on rank 0 at least.
+    """
+    return {
+        name: {key: whole(value) for key, value in optimizer.state[p].items()}
+        for name, p in model.named_parameters()
+        if p in optimizer.state
+    }
 
 
-def fill(optimizer: torch.optim.Optimizer, model: nn.Module, state: State) -> None:
-    """The reverse of `by_name`. What the groups say, such as a weight decay, stays as it was asked for now."""
+def fill(
+    optimizer: torch.optim.Optimizer,
+    model: nn.Module,
+    state: State,
+    own: Callable[[Tensor, Parameter], Tensor] = lambda value, p: value,
+) -> None:
+    """The reverse of `by_name`. own(value, p): this rank's shard of a tensor that has the whole parameter's shape.
+
+    What the groups say, such as a weight decay, stays as it was asked for now.
+    """
     names: dict[Parameter, str] = {p: name for name, p in model.named_parameters()}
+    order = [(names[p], p) for group in optimizer.param_groups for p in group["params"]]
     new = optimizer.state_dict()
-    order = [names[p] for group in optimizer.param_groups for p in group["params"]]
-    new["state"] = {i: state[name] for i, name in enumerate(order) if name in state}
+    new["state"] = {
+        i: {key: own(value, p) if value.shape == p.shape else value for key, value in state[name].items()}
+        for i, (name, p) in enumerate(order)
+        if name in state
+    }
     optimizer.load_state_dict(new)
 
 
