@@ -110,7 +110,7 @@ class ParameterGroup:
 
         over_replicas: False leaves the sum over the replicas to a later call.
 
-        One number travels with each gradient: on how many ranks there was one. A rank without takes part with zeros, and
+        One number travels with each gradient: on how many ranks there was one. A rank without takes part with zeros;
         where no rank has one the shard's gradient stays as it is, so that an optimizer passes over it.
         """
         sent = []
