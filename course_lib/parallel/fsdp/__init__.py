@@ -1,6 +1,6 @@
 """Fully sharded data parallelism: each rank keeps a part of every parameter, and gathers a block when it computes.
 
-`simple.py`: the ideas in a few lines each. `shard.py`: fully_shard, in earnest.
+`shard.py`: fully_shard, in earnest; what it is made of stands there.
 """
 
 from course_lib.parallel.fsdp.policy import MixedPrecision

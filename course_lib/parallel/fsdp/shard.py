@@ -11,7 +11,7 @@
 
 Before a block computes, its parameters are gathered; afterwards only the shards are kept. In this package: `shard.py`
 (this: hooks on modules), `context.py` (who is gathered ahead of time), `group.py` (the messages of one block),
-`parameter.py` (rows and padding), `policy.py` (mixed precision), `state.py` (checkpoints, initial values).
+`parameter.py` (rows and padding), `policy.py` (mixed precision).
 
 Source: Zhao et al., "PyTorch FSDP", VLDB 2023; the interface is that of torch's `fully_shard` ("FSDP2").
 """
@@ -54,7 +54,7 @@ def fully_shard(
 
     To be called on the blocks first and then on the whole model; each call takes the parameters that no earlier call
     has taken. The parameters must have the same values on all ranks (build the model with one seed), or be on the meta
-    device; then `state.initialise` fills the shards, and no rank ever holds the model. An optimizer is built
+    device; then whoever calls fills the shards, and no rank ever holds the model. An optimizer is built
     afterwards. Outside of forward and backward, `module.parameters()` are the shards, some of them empty maybe.
     Frozen parameters are cut too. Buffers stay as they are, each rank its own.
 
