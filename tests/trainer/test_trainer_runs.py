@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import shutil
 
 import matplotlib.image
 import pytest
@@ -13,6 +14,7 @@ from course_lib import spmd
 from course_lib.models import GPT, flops_per_token, sized
 from course_lib.trainer import options
 from course_lib.trainer.job import Job
+from course_lib.trainer.options import Options
 from course_lib.trainer.ranks import Ranks
 from course_lib.training.checkpoint import Checkpoint, load
 from course_lib.training.data import prepare
@@ -101,8 +103,9 @@ def test_the_validation_loss_is_the_mean_over_its_tokens(alone, text):
     assert validations_of(alone)[-1][1] == pytest.approx(sum(losses) / len(losses), rel=1e-10)
 
 
-def test_in_float16_a_step_left_out_leaves_the_schedule_where_it_is(train, tmp_path):
-    more = ["--steps", "10", "--warmup", "5", "--validate-every", "0", *HALF]
+@pytest.mark.parametrize("engine", ["ddp", "torch-fsdp"])
+def test_in_float16_a_step_left_out_leaves_the_schedule_where_it_is(train, engine, tmp_path):
+    more = ["--steps", "10", "--warmup", "5", "--validate-every", "0", "--engine", engine, *HALF]
     assert train(tmp_path / "run", 2, *more, scale=2.0**19) == [0, 0]
     steps = steps_of(tmp_path / "run")
     taken = [taken for *_, taken in steps]
@@ -111,7 +114,11 @@ def test_in_float16_a_step_left_out_leaves_the_schedule_where_it_is(train, tmp_p
         assert (after == before) == (not was_taken)
 
 
-OTHERS = [["--precision", "bf16", "--schedule", "wsd"], ["--tokens", "bpe", "--vocab", "300"]]
+OTHERS = [
+    ["--precision", "bf16", "--schedule", "wsd"],
+    ["--tokens", "bpe", "--vocab", "300"],
+    ["--precision", "bf16", "--engine", "torch-fsdp"],
+]
 
 
 @pytest.mark.parametrize("more", OTHERS, ids=" ".join)
@@ -185,7 +192,17 @@ def test_a_finished_run_has_nothing_to_do_and_more_steps_go_on(heard, tmp_path):
     assert status == 2 and f"Line 1 of {run / 'log.jsonl'} is damaged: mend or delete that line" in said
     assert (run / "options.json").read_bytes() == before["options.json"]
     (run / "log.jsonl").write_bytes(before["log.jsonl"])
+    same = shutil.copytree(run, tmp_path / "same")
+    assert heard(same, 1, "--resume", "--steps", "4")[0][0] == 0
     assert heard(run, 1, "--resume", "--steps", "4", "--weight-decay", "7")[0][0] == 0
+    # What is said again counts, and for matrices alone: the one step differs by what decays more.
+    third, (fourth, decayed) = (
+        load(run / "checkpoints", 3).state["model"],
+        (load(folder / "checkpoints", 4).state["model"] for folder in (same, run)),
+    )
+    for name, p in third.items():
+        more = (7 - Options().weight_decay) * Options().lr * (p.dim() >= 2)
+        torch.testing.assert_close(fourth[name] - decayed[name], more * p, rtol=0, atol=1e-6)
     assert [step for step, *_ in steps_of(run)] == [1, 2, 3, 4]
     kept = json.loads((run / "options.json").read_text(encoding="utf-8"))
-    assert kept["steps"] == 4 and kept["weight_decay"] == 7  # what is said again counts
+    assert kept["steps"] == 4 and kept["weight_decay"] == 7
